@@ -1,0 +1,109 @@
+"""Every private torch name that Lowtide leans on, in one place.
+
+Each line says in which versions the name was seen with the meaning used here. `tests/test_torch_names.py`
+fails with a clear message when one is missing, and `missing_names` tells a user the same.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["NAMES", "missing_names", "private"]
+
+NAMES: dict[str, tuple[str, str]] = {
+    # use here: (where it lives, versions it was seen in)
+    "aot_module_simplified": ("torch._functorch.aot_autograd:aot_module_simplified", "2.11-2.13"),
+    "functorch_config": ("torch._functorch.config", "2.11-2.13"),
+    "BackendCompilerFailed": ("torch._dynamo.exc:BackendCompilerFailed", "2.11-2.13"),
+    "DynamoError": ("torch._dynamo.exc:TorchDynamoException", "2.11-2.13"),
+    "RecompileLimit": ("torch._dynamo.exc:FailOnRecompileLimitHit", "2.11-2.13"),
+    "FakeTensorMode": ("torch._subclasses.fake_tensor:FakeTensorMode", "2.11-2.13"),
+    "TorchDispatchMode": ("torch.utils._python_dispatch:TorchDispatchMode", "2.11-2.13"),
+    "without_modes": ("torch.utils._python_dispatch:_disable_current_modes", "2.11-2.13"),
+    "tree_map_only": ("torch.utils._pytree:tree_map_only", "2.11-2.13"),
+    "tree_leaves": ("torch.utils._pytree:tree_leaves", "2.11-2.13"),
+    "tree_flatten": ("torch.utils._pytree:tree_flatten", "2.11-2.13"),
+    "keeps_graph": ("torch._C:_autograd._get_current_graph_task_keep_graph", "2.11-2.13"),
+    "engine_will_run": ("torch._C:_will_engine_execute_node", "2.11-2.13"),
+}
+
+
+def find(place: str) -> Any:
+    """The object at "module:attribute.path"; raises AttributeError or ImportError where there is none."""
+    module, _, path = place.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in path.split(".") if path else ():
+        found = getattr(found, name)
+    return found
+
+
+def private(name: str) -> Any:
+    """The private torch object behind a name of `NAMES`."""
+    place, versions = NAMES[name]
+    try:
+        return find(place)
+    except (AttributeError, ImportError) as error:
+        raise ImportError(
+            f"torch {torch.__version__} has no {place}, which Lowtide needs; "
+            f"it was seen in torch {versions}. Install a torch of those versions or a newer Lowtide."
+        ) from error
+
+
+def missing_names() -> list[str]:
+    """The private names that this torch does not have."""
+    return [name for name in NAMES if not _exists(name)]
+
+
+def _exists(name: str) -> bool:
+    try:
+        private(name)
+    except ImportError:
+        return False
+    return True
+
+
+def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Mark a function that takes its arguments as one list and empties it (seen in 2.11-2.13)."""
+    function._boxed_call = True  # type: ignore[attr-defined]
+    return function
+
+
+_PYTHON_KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+@contextmanager
+def eager_kernels() -> Iterator[None]:
+    """Trace resizing ops as the kernels that eager runs (`py_kernels` seen in 2.11-2.13).
+
+    For these torch keeps Python decompositions that only tracing uses: a dozen ops in place of one kernel,
+    slower without a fusing compiler, and rounded differently.
+    """
+    ops = [op for op in _overloads(torch.ops.aten) if "upsample" in str(op)]
+    taken = [
+        (op, {key: op.py_kernels.pop(key) for key in _PYTHON_KEYS if key in op.py_kernels}) for op in ops
+    ]
+    for op in ops:
+        op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, kernels in taken:
+            op.py_kernels.update(kernels)
+            op._dispatch_cache.clear()
+
+
+def _overloads(namespace: Any) -> Iterator[Any]:
+    for name in dir(namespace):
+        packet = getattr(namespace, name)
+        if "upsample" in name and hasattr(packet, "overloads"):
+            yield from (getattr(packet, overload) for overload in packet.overloads())
+
+
+def frees_tangents() -> bool:
+    """Whether autograd lets go of the incoming gradients of a node while it runs (new in 2.13)."""
+    return hasattr(torch.autograd.Function, "boxed_grads_call")

@@ -1,0 +1,140 @@
+"""The public verbs: cap, uncap, plan, plan_of."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from ._torch import private
+from .capped import Capped, _clear_errors
+from .capture import Captured, Piece
+from .errors import CaptureError, LowtideError
+from .options import Options
+from .plan import Plan
+from .units import Budget
+
+__all__ = ["cap", "plan", "plan_of", "uncap"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def cap(
+    model: F,
+    budget: int | str | Budget | None = None,
+    *,
+    executor: str = "eager",
+    method: str = "auto",
+    optimizer: torch.optim.Optimizer | None = None,
+    **options: Any,
+) -> F:
+    """Cap the peak memory of a training step, in place for a module; returns the model.
+
+    The budget is the whole peak on the device, in bytes or as in "8GiB", "60%", "free", "min". The plan is
+    made at the first training call, for that batch's shapes. A plain callable is returned wrapped.
+    See `lowtide.options.Options` for the other options.
+
+    >>> model = cap(torch.nn.Linear(4, 4), "1MiB")
+    >>> model(torch.ones(2, 4)).sum().backward()
+    >>> plan_of(model).peak <= 2**20
+    True
+    """
+    chosen = Options.make(budget, executor=executor, method=method, optimizer=optimizer, **options)
+    if chosen.budget is None and chosen.plan is None:
+        raise LowtideError('cap needs a budget, as in lowtide.cap(model, "8GiB"), or a plan=')
+    if not callable(model):
+        raise LowtideError(f"cap takes a module or a function, not a {type(model).__name__}")
+    if not isinstance(model, torch.nn.Module):
+        return _wrap(model, chosen)  # type: ignore[no-any-return]
+    inner = [name for name, part in model.named_modules() if name and _capped(part) is not None]
+    if inner:
+        raise LowtideError(f"{inner[0]!r} inside this model is capped already; lowtide.uncap it first")
+    model._compiled_call_impl = Capped(_call_of(model), chosen, module=model)
+    return model
+
+
+def _call_of(module: torch.nn.Module) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return torch.nn.Module._call_impl(module, *args, **kwargs)
+
+    return call
+
+
+def _wrap(function: Callable[..., Any], options: Options) -> Any:
+    capped = Capped(function, options)
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return capped(*args, **kwargs)
+
+    wrapper.__lowtide__ = capped  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _capped(model: Any) -> Capped | None:
+    found = getattr(model, "__lowtide__", None) or getattr(model, "_compiled_call_impl", None)
+    return found if isinstance(found, Capped) else None
+
+
+def uncap(model: F) -> F:
+    """Undo `cap`; returns the model, or the function that was wrapped."""
+    capped = _capped(model)
+    if capped is None:
+        raise LowtideError("this model is not capped: there is nothing to undo")
+    if isinstance(model, torch.nn.Module):
+        model._compiled_call_impl = None
+        return model
+    return capped.function  # type: ignore[return-value]
+
+
+def plan_of(model: Callable[..., Any]) -> Plan | None:
+    """The plan of a capped model's last training call; None before the first one."""
+    capped = _capped(model)
+    if capped is None:
+        raise LowtideError("this model is not capped; lowtide.cap(model, budget) first")
+    return capped.plan
+
+
+def plan(
+    model: Callable[..., Any],
+    *batch: Any,
+    budget: int | str | Budget | None = None,
+    device: str | None = None,
+    kwargs: dict[str, Any] | None = None,
+    prices: str = "roofline",
+    **options: Any,
+) -> Plan:
+    """The plan of a training step, made under fake tensors: nothing is computed, nothing allocated.
+
+    `device` names a device that is not here, as in "H200" or "A100": its allocator's rounding, its memory and
+    its rates are used. Without a budget the plan keeps everything. Keyword arguments of the step go into
+    `kwargs`.
+
+    >>> plan(torch.nn.Linear(4, 4), torch.ones(2, 4)).peak
+    240
+    """
+    chosen = Options.make(budget, prices=prices, **options)
+    piece = Piece(chosen, target=device, only_plan=True)
+    function = _call_of(model) if isinstance(model, torch.nn.Module) else model
+
+    def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        return piece.compile(module, inputs)
+
+    step = torch.compile(_once(function), backend=backend, fullgraph=True, dynamic=False)
+    try:
+        with _clear_errors(), private("without_modes")(), torch.enable_grad():
+            step(*batch, **(kwargs or {}))
+    except private("BackendCompilerFailed") as error:
+        if not isinstance(error.inner_exception, Captured):
+            raise
+    if piece.plan is None:
+        raise CaptureError("torch captured no graph: the step has no tensor operation")
+    return piece.plan
+
+
+def _once(function: Callable[..., Any]) -> Callable[..., Any]:
+    from .capped import _fresh
+
+    return _fresh(function)

@@ -1,0 +1,91 @@
+"""`torch.compile(model, backend="lowtide", options={"budget": "8GiB"})`.
+
+Registered in the entry-point group `torch_dynamo_backends`. Shapes that torch.compile traced symbolically
+are planned one by one, as they come.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from .capture import Piece
+from .errors import LowtideError
+from .options import Options
+
+__all__ = ["lowtide"]
+
+log = logging.getLogger("lowtide")
+
+
+def lowtide(
+    module: torch.fx.GraphModule,
+    inputs: list[Any],
+    *,
+    options: dict[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The backend: plans and runs what torch.compile captured."""
+    if mode not in (None, "default"):
+        raise LowtideError(f'mode={mode!r} means nothing to backend="lowtide"; leave it out')
+    chosen = dict(options or {})
+    if "budget" not in chosen:
+        raise LowtideError('backend="lowtide" needs options={"budget": ...}, as in {"budget": "8GiB"}')
+    made = Options.make(chosen.pop("budget"), **chosen)
+    if any(isinstance(item, torch.SymInt) for item in inputs):
+        return _PerShape(module, made)
+    return _compile(module, inputs, made)
+
+
+def _compile(module: torch.fx.GraphModule, inputs: Any, options: Options) -> Callable[..., Any]:
+    piece = Piece(options)
+    run = piece.compile(module, inputs)
+    if piece.plan is not None:
+        log.info("planned: %s", piece.plan)
+    return run
+
+
+class _PerShape:
+    """A module with symbolic shapes: compiled for each set of shapes that it is called with."""
+
+    def __init__(self, module: torch.fx.GraphModule, options: Options) -> None:
+        self.module = module
+        self.options = options
+        self.compiled: OrderedDict[tuple[Any, ...], Callable[..., Any]] = OrderedDict()
+
+    def __call__(self, *args: Any) -> Any:
+        key = tuple((a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in args)
+        if key not in self.compiled:
+            if len(self.compiled) >= self.options.max_plans:
+                self.compiled.popitem(last=False)
+            self.compiled[key] = self.compile(args)
+        self.compiled.move_to_end(key)
+        return self.compiled[key](*_tensors(args))
+
+    def compile(self, args: tuple[Any, ...]) -> Callable[..., Any]:
+        """The module with its sizes written in as numbers."""
+        module = copy.deepcopy(self.module)
+        for node, value in zip(module.graph.find_nodes(op="placeholder"), args, strict=True):
+            if not isinstance(value, torch.Tensor):
+                for user in list(node.users):
+                    _write_in(user, node, value)
+                module.graph.erase_node(node)
+        module.recompile()
+        return _compile(module, _tensors(args), self.options)
+
+
+def _write_in(user: fx.Node, size: fx.Node, value: int) -> None:
+    """Replace a symbolic size in a node's arguments by its number."""
+    user.args, user.kwargs = fx.map_arg(  # type: ignore[assignment]
+        (user.args, user.kwargs), lambda argument: value if argument is size else argument
+    )
+
+
+def _tensors(args: tuple[Any, ...]) -> list[Any]:
+    return [arg for arg in args if isinstance(arg, torch.Tensor)]

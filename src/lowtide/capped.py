@@ -1,0 +1,283 @@
+"""A capped callable: one plan per shape of its arguments, made at the first training call.
+
+Every plan has a code object of its own, so that torch's compile caches never mix plans, two capped models
+never meet, and an old plan can be let go. Calls in eval mode or without gradients run plainly.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import types
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ._torch import private
+from .capture import Piece
+from .errors import CaptureError, GraphBreak, LowtideError
+from .options import Options
+from .plan import Plan
+from .simulate import simulate
+from .units import format_bytes
+
+__all__ = ["Capped"]
+
+log = logging.getLogger("lowtide")
+
+_capturing = threading.RLock()
+
+
+@dataclass
+class Entry:
+    """The compiled step of one shape, and the plans of its pieces."""
+
+    call: Callable[..., Any]
+    pieces: list[Piece] = field(default_factory=list)
+    beside: dict[int, Plan] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the step, or of its largest piece."""
+        plans = [piece.plan for piece in self.pieces if piece.plan is not None]
+        return max(plans, key=lambda plan: plan.peak, default=None)
+
+    def plan_with(self, present: int) -> Plan | None:
+        """The plan as it stands beside gradients of that many bytes that it was made without."""
+        plan = self.plan
+        if plan is None or not present:
+            return plan
+        if present in self.beside:
+            return self.beside[present]
+        fixed = {**plan.graph.fixed, "present gradients": present}
+        graph = plan.graph.replace(fixed=fixed)
+        self.beside[present] = replace(plan, graph=graph, timeline=simulate(graph, plan.schedule))
+        return self.beside[present]
+
+    def gradients(self) -> int:
+        """Bytes of gradients that are there now and that the plan does not count."""
+        refs = [ref for piece in self.pieces if not piece.accumulating for ref in piece.parameters]
+        grads = [p.grad for ref in refs if (p := ref()) is not None and p.grad is not None]
+        return sum(grad.numel() * grad.element_size() for grad in grads)
+
+
+class Capped:
+    """Calls a function under a budget. `plan` is the one of the last training call."""
+
+    def __init__(
+        self, function: Callable[..., Any], options: Options, *, module: torch.nn.Module | None = None
+    ) -> None:
+        self.function = function
+        self.options = options
+        self.module = module
+        self.plan: Plan | None = None
+        self.entries: OrderedDict[Any, Entry] = OrderedDict()
+        self.lock = threading.RLock()
+        self.said: set[str] = set()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            raise CaptureError("a capped model cannot be captured again; lowtide.uncap it first")
+        if not self.trains():
+            return self.function(*args, **kwargs)
+        entry = self.entry(args, kwargs)
+        before = len(entry.pieces)
+        present = entry.gradients()
+        try:
+            with self.one_at_a_time(entry), _clear_errors(), _without_foreign_modes():
+                result = entry.call(*args, **kwargs)
+        except BaseException:
+            self.forget_failed(entry)
+            raise
+        self.plan = entry.plan_with(present)
+        if len(entry.pieces) > before:
+            self.say_plans(entry.pieces[before:])
+        return result
+
+    def one_at_a_time(self, entry: Entry) -> AbstractContextManager[Any]:
+        """Let only one thread capture at a time; planned steps need no lock."""
+        return nullcontext() if entry.pieces else _capturing
+
+    def trains(self) -> bool:
+        if not torch.is_grad_enabled():
+            return False
+        if self.module is not None and not self.module.training:
+            self.say("the model is in eval mode: it runs plainly, without a plan, until model.train()")
+            return False
+        return True
+
+    def entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+        key = _key(args, kwargs)
+        with self.lock:
+            entry = self.find(key)
+            if self.must_count_gradients(entry):
+                entry = self.find((*key, "accumulating"))
+            return entry
+
+    def find(self, key: Any) -> Entry:
+        if key not in self.entries:
+            if len(self.entries) >= self.options.max_plans:
+                self.entries.popitem(last=False)
+                self.say(
+                    f"more than {self.options.max_plans} shapes were seen: old plans are let go and made "
+                    "again when they come back; pad the batches to fewer shapes, or raise max_plans="
+                )
+            self.entries[key] = self.new_entry()
+        self.entries.move_to_end(key)
+        return self.entries[key]
+
+    def must_count_gradients(self, entry: Entry) -> bool:
+        """Whether gradients that are there now do not fit beside the plan that was made without them."""
+        budget = entry.plan.budget if entry.plan else None
+        if budget is None or entry.plan is None:
+            return False
+        return entry.plan.peak + entry.gradients() > budget and entry.gradients() > 0
+
+    def new_entry(self) -> Entry:
+        entry = Entry(call=_fresh(self.function))
+
+        def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+            piece = Piece(self.options)
+            run = piece.compile(module, inputs)
+            entry.pieces.append(piece)
+            return _with_foreign_modes(run)
+
+        entry.call = torch.compile(
+            entry.call, backend=backend, fullgraph=not self.options.allow_breaks, dynamic=False
+        )
+        return entry
+
+    def forget_failed(self, entry: Entry) -> None:
+        """An entry that never got a plan is not kept: the next call starts anew."""
+        with self.lock:
+            if entry.plan is None:
+                self.entries = OrderedDict((k, e) for k, e in self.entries.items() if e is not entry)
+
+    def say_plans(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            if piece.plan is None:
+                continue
+            plan = piece.plan
+            log.info("planned: %s", plan)
+            if plan.method == "keep_all" and plan.budget is not None:
+                self.say(
+                    f"nothing to do: the uncapped peak {format_bytes(plan.peak)} fits the budget "
+                    f"{format_bytes(plan.budget)}"
+                )
+            for note in plan.notes:
+                self.say(note)
+
+    def say(self, message: str) -> None:
+        """Once per capped model."""
+        if message not in self.said:
+            self.said.add(message)
+            log.warning(message)
+
+
+def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call behind a code object of its own."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return types.FunctionType(
+        step.__code__.replace(), step.__globals__, step.__name__, step.__defaults__, step.__closure__
+    )
+
+
+def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """What a plan depends on besides the model: shapes, dtypes, devices, plain values and autocast."""
+    leaves, spec = private("tree_flatten")((args, kwargs))
+    casts = tuple(
+        (kind, torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
+    )
+    return (casts, str(spec), *map(_leaf_key, leaves))
+
+
+def _leaf_key(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
+    return leaf if isinstance(leaf, int | float | str | bool | None) else type(leaf)
+
+
+@contextmanager
+def _clear_errors():  # type: ignore[no-untyped-def]
+    """Show Lowtide's own errors as they are, and torch's graph breaks as the user's line."""
+    try:
+        yield
+    except private("BackendCompilerFailed") as error:
+        inner = error.inner_exception
+        if isinstance(inner, LowtideError):
+            raise inner.with_traceback(None) from None
+        raise
+    except private("RecompileLimit") as error:
+        raise CaptureError(
+            "the step was captured again too often for the same shapes: something it reads changes at every "
+            f"call (a Python number or flag, say). torch says: {_first_line(error)}"
+        ) from error
+    except private("DynamoError") as error:
+        raise GraphBreak(_describe_break(error)) from error
+
+
+def _describe_break(error: Any) -> str:
+    stack = getattr(error, "real_stack", None) or []
+    own = [frame for frame in stack if not _is_internal(frame.filename)]
+    where = f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "an unknown line"
+    return (
+        f"the step is not one graph: torch cannot capture {where} ({_first_line(error)}). "
+        "A byte cap needs the whole step. Move that line out of the captured call, or pass "
+        "allow_breaks=True to plan the pieces one by one."
+    )
+
+
+def _first_line(error: Any) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _is_internal(path: str) -> bool:
+    roots = (Path(torch.__file__).parent, Path(__file__).parent)
+    return any(Path(path).is_relative_to(root) for root in roots)
+
+
+_foreign = threading.local()
+
+
+@contextmanager
+def _without_foreign_modes():  # type: ignore[no-untyped-def]
+    """Take dispatch modes off while torch looks up or makes the compiled step.
+
+    torch.compile silently runs a function uncompiled under a dispatch mode that it does not know.
+    """
+    if not torch._C._len_torch_dispatch_stack():
+        yield
+        return
+    with private("without_modes")() as modes:
+        outer, _foreign.modes = getattr(_foreign, "modes", ()), list(modes or ())
+        try:
+            yield
+        finally:
+            _foreign.modes = outer
+
+
+def _with_foreign_modes(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Put the modes back while the step itself runs, so that they see its operators."""
+
+    def call(*args: Any) -> Any:
+        modes, _foreign.modes = getattr(_foreign, "modes", ()), ()
+        if not modes:
+            return run(*args)
+        try:
+            for mode in modes:
+                torch.utils._python_dispatch._push_mode(mode)
+            return run(*args)
+        finally:
+            for _ in modes:
+                torch.utils._python_dispatch._pop_mode()
+            _foreign.modes = modes
+
+    return call

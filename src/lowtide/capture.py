@@ -1,0 +1,277 @@
+"""Capture: from a model and a batch to a planned, runnable step.
+
+torch.compile's front end hands the whole step (or, with graph breaks, a piece of it) to `Piece`, which sends
+it through AOTAutograd. At the partitioner's place in that pipeline stands the road of the design: trace,
+lift, price, solve, lower. What AOTAutograd runs afterwards are the two functions of the eager executor.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from ._torch import boxed, eager_kernels, frees_tangents, private
+from .budget import device_blocks, device_memory, plan_graph
+from .cost import price
+from .devices import find_device
+from .errors import CaptureError, NothingToTrain, PlanMismatch, UnsupportedBackward
+from .graph import Graph, Value
+from .lift import Lifted, lift
+from .lower import Pair, lower
+from .options import Options
+from .plan import Plan, make_plan
+from .resident import fixed_bands
+from .rewrite import prune_tangents, remove_dead
+from .run.eager import compile_graph
+from .trace import Trace, make_trace
+
+__all__ = ["Captured", "Piece"]
+
+
+class Captured(Exception):  # noqa: N818  # not an error: it ends a capture that must not run
+    """Raised through torch's compiler when a plan was all that was wanted."""
+
+
+@dataclass
+class Piece:
+    """One captured graph: a whole step, or what lies between two graph breaks.
+
+    `target` names an absent device to plan for; `only_plan` stops before anything runs.
+    """
+
+    options: Options
+    target: str | None = None
+    only_plan: bool = False
+    plan: Plan | None = None
+    parameters: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    roles: list[tuple[str, str]] = field(default_factory=list)
+    accumulating: frozenset[int] = frozenset()
+    trace: Trace | None = None
+    output_names: tuple[str, ...] = ()
+
+    def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The function that runs this piece; it takes and gives what the module does."""
+        if not torch.is_grad_enabled():
+            return module.forward
+        self.look_at(module, inputs)
+        with private("functorch_config").patch(donated_buffer=False), eager_kernels():
+            run = private("aot_module_simplified")(
+                module,
+                list(inputs),
+                fw_compiler=self.compile_forward,
+                bw_compiler=self.compile_backward,
+                inference_compiler=self.compile_inference,
+                partition_fn=self.partition,
+                keep_inference_input_mutations=True,
+            )
+
+        def call(*args: Any) -> Any:
+            results = run(*args)
+            _leave_missing_gradients_out(results)
+            return results
+
+        return call
+
+    def look_at(self, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        """What the inputs are, and which of them have gradients already."""
+        nodes = module.graph.find_nodes(op="placeholder")
+        if any(isinstance(item, torch.SymInt) for item in inputs):
+            raise CaptureError(
+                "a plan is made for fixed shapes, but torch.compile traced this step with symbolic ones; "
+                "compile with dynamic=False, or use lowtide.cap, which keeps a plan per shape"
+            )
+        self.roles = [_role(node, item) for node, item in zip(nodes, inputs, strict=True)]
+        self.parameters = [weakref.ref(item) for item in inputs if isinstance(item, torch.nn.Parameter)]
+        self.accumulating = frozenset(
+            index
+            for index, item in enumerate(inputs)
+            if isinstance(item, torch.nn.Parameter) and item.is_leaf and item.grad is not None
+        )
+
+    def partition(
+        self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Stands where AOTAutograd asks for a forward and a backward graph."""
+        self.trace = make_trace(
+            joint,
+            forward_outputs=num_fwd_outputs,
+            roles=self.roles,
+            differentiate=self.differentiate,
+            accumulating=self.accumulating,
+        )
+        lifted = self.priced(lift(self.trace, find_device(self.target) if self.target else None))
+        self.plan = self.make_plan(lifted.graph)
+        if self.only_plan:
+            raise Captured
+        pair: Pair = lower(self.trace, lifted, self.plan.schedule)
+        return pair.forward, pair.backward
+
+    @property
+    def differentiate(self) -> str:
+        """A scalar that a graph break hands on need not be a loss."""
+        return "all" if self.options.allow_breaks else self.options.differentiate
+
+    def priced(self, lifted: Lifted) -> Lifted:
+        assert self.trace is not None
+        device = self.trace.device
+        lifted = price(lifted, device, prices=self.options.prices, target=self.target)
+        present = self.target is None and not self.only_plan
+        if present and device.type == "cuda":
+            _warm_up(device)
+        bands = fixed_bands(lifted.graph, device, self.options.optimizer, present=present)
+        graph = lifted.graph.replace(fixed=bands, boundary=self.options.outside)
+        return replace(lifted, graph=_hold_tangents(graph, self.trace))
+
+    def make_plan(self, graph: Graph) -> Plan:
+        assert self.trace is not None
+        if self.options.plan is not None:
+            return _follow(self.options.plan, graph)
+        return plan_graph(
+            graph,
+            self.options.budget,
+            method=self.options.method,
+            memory=device_memory(self.trace.device, self.target),
+            free=device_blocks(self.trace.device, self.target),
+            notes=self.notes(),
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        assert self.trace is not None
+        notes = []
+        if any(node.meta["val"].numel() > 1 for node in self.trace.expected):
+            notes.append(
+                "the loss is computed outside of the captured step: what it holds is not in the prediction "
+                "(put it inside, or name its bytes with outside=)"
+            )
+        if self.target is not None:
+            notes.append(
+                f"planned for {self.target} from a trace on {self.trace.device}: attention and "
+                "normalisation appear as they run here"
+            )
+        if self.options.allow_breaks:
+            notes.append("the step may have graph breaks: the promise covers each captured piece by itself")
+        return tuple(notes)
+
+    def compile_forward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
+        return compile_graph(module, "forward")
+
+    def compile_backward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
+        assert self.trace is not None
+        expected = [node in self.trace.expected for node in self.trace.tangents]
+        return Backward(module, expected).boxed()
+
+    def compile_inference(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
+        if self.options.allow_breaks and not self.only_plan:
+            return compile_graph(module, "forward")
+        raise NothingToTrain(
+            "no output of the step depends on a parameter or input that requires a gradient: there is no "
+            "backward to plan. Is every parameter frozen, or the result detached? "
+            "Call it under torch.no_grad() or in eval mode to run it plainly."
+        )
+
+
+class Backward:
+    """The backward's function, in one form per set of gradients that come."""
+
+    def __init__(self, module: fx.GraphModule, expected: list[bool]) -> None:
+        self.module = module
+        self.expected = expected
+        self.forms: dict[tuple[int, ...], Callable[[list[Any]], Any]] = {
+            (): compile_graph(module, "backward")
+        }
+
+    def boxed(self) -> Callable[[list[Any]], Any]:
+        def backward(args: list[Any]) -> Any:
+            if private("keeps_graph")():
+                raise UnsupportedBackward(
+                    "backward was called with retain_graph=True or create_graph=True, which would keep every "
+                    "saved value alive and break the budget. Call backward once per forward, on the sum of "
+                    "the losses, or lowtide.uncap the model."
+                )
+            return self.form(self.missing(args))(args)
+
+        return boxed(backward)
+
+    def missing(self, args: list[Any]) -> tuple[int, ...]:
+        """Which expected gradients did not come; one that came unexpectedly is refused."""
+        missing = []
+        tangents = args[len(args) - len(self.expected) :]
+        for index, (tangent, expected) in enumerate(zip(tangents, self.expected, strict=True)):
+            if tangent is None and expected:
+                missing.append(index)
+            elif tangent is not None and not expected:
+                raise UnsupportedBackward(
+                    f"output {index} of the step received a gradient, but the plan was made for the gradient "
+                    'of its scalar outputs alone. Pass differentiate="all" to plan for every output.'
+                )
+        return tuple(missing)
+
+    def form(self, missing: tuple[int, ...]) -> Callable[[list[Any]], Any]:
+        if missing not in self.forms:
+            graph = fx.Graph()
+            graph.output(graph.graph_copy(self.module.graph, {}))
+            module = fx.GraphModule(self.module, graph)
+            tangents = graph.find_nodes(op="placeholder")[-len(self.expected) :]
+            prune_tangents(graph, [tangents[index] for index in missing], tangents)
+            remove_dead(graph)
+            self.forms[missing] = compile_graph(module, "backward")
+        return self.forms[missing]
+
+
+def _role(node: fx.Node, item: Any) -> tuple[str, str]:
+    name = node.name
+    if isinstance(item, torch.nn.Parameter):
+        return "parameter", name
+    return ("buffer" if "_buffers_" in name else "input"), name
+
+
+def _hold_tangents(graph: Graph, trace: Trace) -> Graph:
+    """Mark the tangents that are held until the backward ends.
+
+    `loss.backward()` itself holds the gradient of a scalar; before torch 2.13 the engine holds all of them.
+    """
+    scalars = {node.name for node in trace.tangents if node.meta["val"].numel() == 1}
+    every = not frees_tangents()
+
+    def held(value: Value) -> bool:
+        return value.kind == "tangent" and (every or value.name in scalars)
+
+    return graph.replace(values=tuple(replace(v, held=True) if held(v) else v for v in graph.values))
+
+
+def _follow(plan: Plan, graph: Graph) -> Plan:
+    """A given plan on this graph: the same structure, or an error."""
+    if plan.graph.fingerprint != graph.fingerprint:
+        raise PlanMismatch(
+            f"the plan was made for another step: it has {len(plan.graph.ops)} ops and "
+            f"{sum(v.bytes for v in plan.graph.values)} bytes of values, this step has {len(graph.ops)} and "
+            f"{sum(v.bytes for v in graph.values)}. Plan this model with this batch's shapes and device anew."
+        )
+    return make_plan(graph, plan.schedule, method=plan.method, budget=plan.budget, notes=plan.notes)
+
+
+def _leave_missing_gradients_out(results: Any) -> None:
+    """Let the backward see which gradients do not come, instead of zeros made for them."""
+    for result in results if isinstance(results, list | tuple) else [results]:
+        node = result.grad_fn if isinstance(result, torch.Tensor) else None
+        for _ in range(4):
+            if node is None:
+                break
+            if hasattr(node, "set_materialize_grads"):
+                node.set_materialize_grads(False)
+                break
+            node = node.next_functions[0][0] if node.next_functions else None
+
+
+def _warm_up(device: torch.device) -> None:
+    """Let cuBLAS take its workspaces, in this thread and in autograd's, before memory is read."""
+    with torch.enable_grad():
+        for dtype in (torch.float32, torch.bfloat16):
+            weight = torch.ones(16, 16, device=device, dtype=dtype, requires_grad=True)
+            torch.mm(weight, weight).sum().backward()
+    torch.cuda.synchronize(device)

@@ -1,0 +1,258 @@
+"""Prices: seconds and workspace bytes of every op of a graph.
+
+Two sources. `roofline` needs no device: operations over the device's rate or bytes over its bandwidth,
+whichever is longer, plus a launch. `measured` runs each distinct combination of operator, shapes, dtypes,
+strides and arguments on the device itself, on made-up inputs, and remembers it in the user's cache folder.
+A measured op also tells the true size of its outputs, which a fake tensor can only guess. Neither touches
+the model, its buffers or the random state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.flop_counter import flop_registry
+
+from ._torch import private
+from .accumulate import is_accumulation
+from .allocator import rounded
+from .devices import Device, describe, find_device
+from .graph import Graph, Op, Value
+from .lift import Lifted
+from .nodes import tensors_of
+from .pricelist import Price, PriceList
+
+__all__ = ["price"]
+
+
+def price(lifted: Lifted, device: torch.device, *, prices: str, target: str | None = None) -> Lifted:
+    """The same graph with prices: `prices` is "measured" or "roofline", `target` an absent device's name."""
+    if prices == "measured" and target is None:
+        return _measured(lifted, device)
+    return _roofline(lifted, find_device(target or describe_known(device)))
+
+
+def describe_known(device: torch.device) -> str:
+    """A name that the table of devices knows, also where the device is not in it."""
+    name = describe(device)
+    try:
+        return find_device(name).name
+    except Exception:
+        return "A100" if device.type == "cuda" else "cpu"
+
+
+def _roofline(lifted: Lifted, device: Device) -> Lifted:
+    ops = tuple(
+        replace(op, seconds=roofline_seconds(lifted.node_of[op.name], device)) for op in lifted.graph.ops
+    )
+    graph = lifted.graph.replace(ops=ops, prices=f"roofline of {device.name}")
+    return replace(lifted, graph=graph)
+
+
+def roofline_seconds(node: fx.Node, device: Device) -> float:
+    """The longer of arithmetic and traffic, plus a launch."""
+    tensors = [tensor for parent in node.all_input_nodes for tensor in tensors_of(parent)]
+    outputs = tensors_of(node)
+    traffic = sum(tensor.numel() * tensor.element_size() for tensor in tensors + outputs)
+    dtype = outputs[0].dtype if outputs else torch.float32
+    return max(operations(node) / device.rate(dtype), traffic / device.bandwidth) + device.launch
+
+
+def operations(node: fx.Node) -> float:
+    """Floating-point operations of matrix products, convolutions and attention; 0 for all else."""
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet not in flop_registry:
+        return 0.0
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda parent: parent.meta["val"])
+    try:
+        return float(flop_registry[packet](*args, **kwargs, out_val=node.meta["val"]))
+    except (TypeError, ValueError, AssertionError, IndexError):
+        return 0.0
+
+
+def _measured(lifted: Lifted, device: torch.device) -> Lifted:
+    known = PriceList.load(device)
+    found: dict[str, Price] = {}
+    guessed = 0
+    with _untouched(device):
+        for op in lifted.graph.ops:
+            node = lifted.node_of[op.name]
+            key = signature(node)
+            if key not in known:
+                known[key] = _try_op(node, device)
+            cost = known[key]
+            if cost.seconds is None:
+                guessed += not is_accumulation(node)
+                cost = Price(roofline_seconds(node, find_device(describe_known(device))), 0, None)
+            found[op.name] = cost
+    known.save()
+    where = f"measured on {describe(device)}" + (f", {guessed} ops by roofline" if guessed else "")
+    return replace(lifted, graph=_apply(lifted, found, device).replace(prices=where))
+
+
+def _apply(lifted: Lifted, found: dict[str, Price], device: torch.device) -> Graph:
+    """The graph with measured seconds and workspace, and output sizes where the real ones differ."""
+    sizes: dict[str, int] = {}
+    ops: list[Op] = []
+    for op in lifted.graph.ops:
+        cost = found[op.name]
+        unread = op.workspace
+        if cost.outputs is not None:
+            written = _written(lifted, op, cost.outputs, device)
+            unread = sum(rounded(size, device) for size in cost.outputs) - sum(written.values())
+            sizes.update(written)
+        ops.append(replace(op, seconds=cost.seconds or 0.0, workspace=max(unread, 0) + cost.workspace))
+    values = tuple(_resized(value, sizes) for value in lifted.graph.values)
+    return lifted.graph.replace(ops=tuple(ops), values=values)
+
+
+def _resized(value: Value, sizes: dict[str, int]) -> Value:
+    return replace(value, bytes=sizes[value.name]) if value.name in sizes else value
+
+
+def _written(lifted: Lifted, op: Op, outputs: tuple[int, ...], device: torch.device) -> dict[str, int]:
+    """The real bytes of each value that an op writes."""
+    sizes: dict[str, int] = {}
+    for name in op.writes:
+        root = lifted.root_of[name]
+        index = 0 if root is lifted.node_of[op.name] else int(root.args[1])  # type: ignore[arg-type]
+        if index < len(outputs):
+            sizes[name] = rounded(outputs[index], device)
+    return sizes
+
+
+def signature(node: fx.Node) -> str:
+    """What makes two calls of an operator cost the same."""
+
+    def describe_argument(argument: Any) -> str:
+        if isinstance(argument, fx.Node):
+            return "+".join(_describe_tensor(tensor) for tensor in tensors_of(argument)) or argument.op
+        if isinstance(argument, list | tuple):
+            return "[" + ",".join(map(describe_argument, argument)) + "]"
+        return repr(argument)
+
+    target = str(node.target) if hasattr(node.target, "overloadpacket") else node.target.__name__  # type: ignore[union-attr]
+    named = (f"{key}={describe_argument(value)}" for key, value in node.kwargs.items())
+    return f"{target}({','.join([*map(describe_argument, node.args), *named])})"
+
+
+def _describe_tensor(tensor: torch.Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    part = "" if _fills_storage(tensor) else f"@{tensor.storage_offset()}/{tensor.untyped_storage().nbytes()}"
+    return f"{dtype}{list(tensor.shape)}{list(tensor.stride())}{part}{tensor.device.type[:4]}".replace(
+        " ", ""
+    )
+
+
+def _fills_storage(tensor: torch.Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+
+
+def _try_op(node: fx.Node, device: torch.device) -> Price:
+    """Run an op on made-up inputs; an op that refuses them is priced by the roofline instead."""
+    if is_accumulation(node):  # alone it has no gradient to add to
+        return Price(None, 0, None)
+    try:
+        made: dict[fx.Node, Any] = {}
+        for parent in node.all_input_nodes:
+            made[parent] = _made_up(parent)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), made.__getitem__)
+        return _clock_for(device)(lambda: node.target(*args, **kwargs), device)  # type: ignore[operator]
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, KeyError):
+        return Price(None, 0, None)
+
+
+def _made_up(node: fx.Node) -> Any:
+    value = node.meta["val"]
+    if isinstance(value, list | tuple):
+        return type(value)(_made_up_tensor(item) for item in value)
+    return _made_up_tensor(value)
+
+
+def _made_up_tensor(fake: Any) -> Any:
+    """Numbers in (0, 1), which every operator takes, and zeros, which index everything."""
+    if not isinstance(fake, torch.Tensor):
+        return fake
+    extent = fake.untyped_storage().nbytes() // fake.element_size()
+    flat = torch.zeros(extent, dtype=fake.dtype, device=fake.device)
+    if fake.dtype.is_floating_point or fake.dtype.is_complex:
+        flat = flat + torch.rand(flat.shape, device=fake.device).to(fake.dtype)
+    return flat.as_strided(fake.shape, fake.stride(), fake.storage_offset())
+
+
+@dataclass(frozen=True)
+class _Clock:
+    repeats: int = 3
+    enough: float = 0.02
+
+
+def _clock_for(device: torch.device) -> Callable[[Callable[[], Any], torch.device], Price]:
+    return _time_on_cuda if device.type == "cuda" else _time_on_cpu
+
+
+def _time_on_cpu(call: Callable[[], Any], device: torch.device) -> Price:
+    sizes = _output_sizes(call())
+    best = float("inf")
+    spent = 0.0
+    for _ in range(_Clock.repeats):
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+        spent += best
+        if spent > _Clock.enough:
+            break
+    return Price(best, 0, sizes)
+
+
+def _time_on_cuda(call: Callable[[], Any], device: torch.device) -> Price:
+    call()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    outputs = call()
+    torch.cuda.synchronize(device)
+    sizes = _output_sizes(outputs)
+    workspace = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    del outputs
+    booked = sum(rounded(size, device) for size in sizes)
+    workspace = min(workspace, max(torch.cuda.max_memory_allocated(device) - before - booked, 0))
+    times = []
+    for _ in range(_Clock.repeats + 2):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize(device)
+        times.append(start.elapsed_time(end) * 1e-3)
+    return Price(sorted(times)[len(times) // 2], workspace, sizes)
+
+
+def _output_sizes(outputs: Any) -> tuple[int, ...]:
+    items: Iterable[Any] = outputs if isinstance(outputs, list | tuple) else [outputs]
+    return tuple(item.untyped_storage().nbytes() if isinstance(item, torch.Tensor) else 0 for item in items)
+
+
+class _untouched:  # noqa: N801  # reads as a verb where it is used
+    """Run with no autograd, no dispatch modes and no autocast, and put the random state back."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.devices = [device] if device.type == "cuda" else []
+
+    def __enter__(self) -> None:
+        self.contexts = [
+            torch.random.fork_rng(devices=self.devices),
+            private("without_modes")(),
+            torch.no_grad(),
+            torch._C._DisableAutocast(),
+        ]
+        for context in self.contexts:
+            context.__enter__()
+
+    def __exit__(self, *failure: Any) -> None:
+        for context in reversed(self.contexts):
+            context.__exit__(*failure)

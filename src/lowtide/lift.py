@@ -1,0 +1,232 @@
+"""From a trace to a graph: fx nodes become ops, storages become values, views disappear.
+
+Two nodes alias when their fake tensors share a storage. A node that makes no new storage is a view and
+belongs to the value it looks at; every other node is an op that writes one value per new storage. Outputs
+of an op that nothing reads live only while it runs, so they count as its workspace.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+import torch
+from torch import fx
+
+from .accumulate import is_accumulation
+from .allocator import rounded
+from .batchnorm import UPDATES_STATISTICS
+from .devices import Device
+from .graph import Graph, Op, OpKind, Value, ValueKind
+from .nodes import has_effect, is_item, tensors_of
+from .replay import state_size
+from .trace import Trace
+
+__all__ = ["Lifted", "lift"]
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """A graph and the way back: the fx node of each op and the node that first stands for each value."""
+
+    graph: Graph
+    node_of: dict[str, fx.Node]
+    root_of: dict[str, fx.Node]
+    value_of: dict[fx.Node, str]
+
+
+def lift(trace: Trace, target: Device | None = None) -> Lifted:
+    """The graph of a trace, with no prices yet; `target` is a device that is not here, to plan for."""
+    return _Lifting(trace, target).lifted()
+
+
+class _Lifting:
+    def __init__(self, trace: Trace, target: Device | None) -> None:
+        self.trace = trace
+        self.allocator = torch.device(target.type) if target else trace.device
+        self.label = target.name if target else str(trace.device)
+        self.backward = trace.backward_nodes()
+        self.value_of: dict[fx.Node, str] = {}
+        self.storage_value: dict[int, str] = {}
+        self.root_of: dict[str, fx.Node] = {}
+        self.bytes_of: dict[str, int] = {}
+        self.node_of: dict[str, fx.Node] = {}
+        self.ops: list[Op] = []
+        self.given: dict[str, ValueKind] = {}
+
+    def lifted(self) -> Lifted:
+        for node in self.trace.graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self.give(node)
+            elif node.op == "call_function" and not is_item(node):
+                self.take(node)
+        graph = Graph(ops=tuple(self.ops), values=tuple(self.values()), device=self.label, prices="none")
+        return Lifted(graph, self.node_of, self.root_of, self.value_of)
+
+    def give(self, node: fx.Node) -> None:
+        """A placeholder or constant: a value that is there before it is read."""
+        for tensor in tensors_of(node):
+            name = self.new_value(node, tensor)
+            self.given.setdefault(name, self.given_kind(node))
+
+    def given_kind(self, node: fx.Node) -> ValueKind:
+        if node in self.trace.tangents:
+            return "tangent"
+        if node.op == "get_attr":
+            return "buffer"
+        role = self.trace.roles[self.trace.primals.index(node)]
+        return role  # type: ignore[return-value]  # roles are kinds of given values
+
+    def take(self, node: fx.Node) -> None:
+        """A call: an op when it makes a storage or has an effect, a view otherwise."""
+        reads = self.reads(node)
+        items: dict[Any, fx.Node] = {user.args[1]: user for user in node.users if is_item(user)}
+        tensors = node.meta.get("val")
+        several = isinstance(tensors, list | tuple)
+        writes: list[str] = []
+        unread = 0
+        for index, tensor in enumerate(tensors if several else [tensors]):  # type: ignore[arg-type]
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            holder = items.get(index) if several else node
+            if self.key(tensor) in self.storage_value:
+                if holder is not None:
+                    self.value_of[holder] = self.storage_value[self.key(tensor)]
+            elif holder is None:
+                unread += self.size(tensor)
+            else:
+                writes.append(self.new_value(holder, tensor))
+        if writes or has_effect(node):
+            self.add_op(node, reads, writes, unread)
+        elif several and reads:
+            self.value_of[node] = reads[0]
+
+    def add_op(self, node: fx.Node, reads: list[str], writes: list[str], unread: int) -> None:
+        kind = self.kind(node)
+        if is_accumulation(node):
+            reads = [*reads, self.add_present_gradient(node.args[0])]  # type: ignore[arg-type]
+        self.node_of[node.name] = node
+        self.ops.append(
+            Op(
+                name=node.name,
+                reads=tuple(dict.fromkeys(reads)),
+                writes=tuple(dict.fromkeys(writes)),
+                workspace=unread,
+                phase="backward" if node in self.backward else "forward",
+                kind=kind,
+                state=self.state_bytes() if kind == "random" else 0,
+                module=module_path(node),
+                source=source_line(node),
+                target=target_name(node),
+            )
+        )
+
+    def add_present_gradient(self, parameter: fx.Node) -> str:
+        """The gradient of earlier backward calls: as large as the parameter, there from the start."""
+        name = f"{parameter.name}.grad"
+        tensor = parameter.meta["val"]
+        self.bytes_of[name] = rounded(tensor.numel() * tensor.element_size(), self.allocator)
+        self.given[name] = "accumulated"
+        return name
+
+    def reads(self, node: fx.Node) -> list[str]:
+        return [self.value_of[parent] for parent in node.all_input_nodes if parent in self.value_of]
+
+    def kind(self, node: fx.Node) -> OpKind:
+        """Collectives, writes into inputs and readers of an input that is overwritten run once."""
+        if any(self.touches_mutated(parent) for parent in node.all_input_nodes):
+            return "pinned"
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and draws(node):
+            return "random"
+        return "pinned" if has_effect(node) and node.target not in UPDATES_STATISTICS else "pure"
+
+    def touches_mutated(self, node: fx.Node) -> bool:
+        if node not in self.value_of:
+            return False
+        root = self.root_of[self.value_of[node]]
+        return root in self.trace.mutated
+
+    def new_value(self, node: fx.Node, tensor: torch.Tensor) -> str:
+        name = self.storage_value.setdefault(self.key(tensor), node.name)
+        self.value_of[node] = name
+        if name == node.name:
+            self.root_of[name] = node
+            self.bytes_of[name] = self.size(tensor)
+        return name
+
+    def values(self) -> list[Value]:
+        outputs = self.names(self.trace.outputs)
+        gradients = self.names(self.trace.gradients)
+
+        def kind(name: str) -> ValueKind:
+            if name in self.given:
+                return self.given[name]
+            return "output" if name in outputs else "gradient" if name in gradients else "activation"
+
+        return [Value(name, size, kind(name)) for name, size in self.bytes_of.items()]
+
+    def names(self, nodes: list[Any]) -> set[str]:
+        return {self.value_of[node] for node in nodes if isinstance(node, fx.Node) and node in self.value_of}
+
+    def key(self, tensor: torch.Tensor) -> int:
+        return int(tensor.untyped_storage()._cdata)
+
+    def size(self, tensor: torch.Tensor) -> int:
+        """Bytes on the planned device: what lies elsewhere costs nothing there."""
+        if tensor.device.type != self.trace.device.type:
+            return 0
+        return rounded(tensor.untyped_storage().nbytes(), self.allocator)
+
+    def state_bytes(self) -> int:
+        """The CPU's generator state is a storage of the step; a GPU's is kept on the host."""
+        return state_size("cpu") if self.allocator.type == "cpu" else 0
+
+
+def draws(node: fx.Node) -> bool:
+    """Whether an op that may draw random numbers does: attention with no dropout does not."""
+    schema = getattr(node.target, "_schema", None)
+    for index, argument in enumerate(schema.arguments if schema else ()):
+        if argument.name == "dropout_p":
+            value = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+            return bool(value != 0.0)
+    return True
+
+
+_PART = re.compile(r"\.(\w+)|\[['\"]?([^'\"\]]+)['\"]?\]")
+
+
+def module_path(node: fx.Node) -> str:
+    """The path of the module that a node belongs to, as in `named_modules`."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path, _ = list(stack.values())[-1]
+    path = path.rpartition("cell_contents")[2]  # the model as the function that calls it holds it
+    _, _, rest = path.partition("]") if path.startswith(("L[", "G[")) else ("", "", path)
+    parts = [name or key for name, key in _PART.findall(rest if rest.startswith((".", "[")) else "." + rest)]
+    return ".".join(part for part in parts if part not in ("_modules", "modules"))
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def source_line(node: fx.Node) -> str:
+    """The user's line, as file:line: the innermost frame that is not torch's own."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    own = [(path, line) for path, line in frames if "/torch/" not in path.replace("\\", "/")]
+    if not (own or frames):
+        return ""
+    path, line = (own or frames)[-1]
+    return f"{PurePath(path).name}:{line}"
+
+
+def target_name(node: fx.Node) -> str:
+    """The operator's name, as in `aten.mm.default`."""
+    target = node.target
+    return (
+        str(target)
+        if isinstance(target, torch._ops.OperatorBase)
+        else getattr(target, "__name__", str(target))
+    )

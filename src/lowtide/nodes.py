@@ -1,0 +1,55 @@
+"""Questions that one asks of fx nodes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+
+from . import accumulate, batchnorm
+
+__all__ = ["depends_on", "has_effect", "is_item", "is_mutation", "mutations", "tensors_of"]
+
+aten = torch.ops.aten
+
+
+def tensors_of(node: fx.Node) -> list[torch.Tensor]:
+    """The (fake) tensors that a node stands for."""
+    value = node.meta.get("val")
+    items = value if isinstance(value, list | tuple) else [value]
+    return [item for item in items if isinstance(item, torch.Tensor)]
+
+
+def depends_on(graph: fx.Graph, sources: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes that depend on any of the sources, those included."""
+    found = set(sources)
+    for node in graph.nodes:
+        if node.op != "output" and any(parent in found for parent in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def is_mutation(node: fx.Node) -> bool:
+    """Whether a node writes into an input: AOTAutograd leaves only `copy_` in the graph."""
+    return node.op == "call_function" and node.target is aten.copy_.default
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether a node must run even when nothing reads it."""
+    if is_mutation(node) or accumulate.is_accumulation(node) or node.target in batchnorm.UPDATES_STATISTICS:
+        return True
+    schema = getattr(node.target, "_schema", None)
+    namespace = getattr(node.target, "namespace", "")
+    return namespace in ("_c10d_functional", "c10d_functional") or bool(schema and schema.is_mutable)
+
+
+def is_item(node: fx.Node) -> bool:
+    """Whether a node takes one output of a node that has several."""
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def mutations(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes that write into inputs."""
+    return graph.find_nodes(op="call_function", target=aten.copy_.default)

@@ -1,0 +1,76 @@
+"""What a user may choose besides the budget; the same for `cap`, `plan`, `verify` and the backend."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import LowtideError
+from .plan import Plan
+from .solve import find_method
+from .units import Budget, parse_budget
+
+__all__ = ["Options"]
+
+_CHOICES = {
+    "executor": ("eager",),
+    "prices": ("measured", "roofline"),
+    "differentiate": ("auto", "all"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How to plan and run a step.
+
+    - `executor`: "eager" runs the schedule op by op, exactly as planned.
+    - `method`: the solver; "auto" unless you compare.
+    - `prices`: "measured" on the device, or "roofline" from a table.
+    - `differentiate`: "auto" plans for the gradient of the scalar outputs where there are any (a loss), of
+      all outputs otherwise; "all" plans for all.
+    - `optimizer`: announces state that is not there yet, so that the budget covers it.
+    - `outside`: bytes that the caller holds between forward and backward besides the outputs (a loss
+      computed outside of the step).
+    - `allow_breaks`: plan the pieces of a step that is not one graph, each by itself.
+    - `plan`: a plan to follow instead of making one.
+    - `max_plans`: how many shapes to keep plans for.
+    """
+
+    budget: Budget | None = None
+    executor: str = "eager"
+    method: str = "auto"
+    prices: str = "measured"
+    differentiate: str = "auto"
+    optimizer: Any = None
+    outside: int = 0
+    allow_breaks: bool = False
+    plan: Plan | None = None
+    max_plans: int = 16
+
+    @classmethod
+    def make(cls, budget: int | str | Budget | None, **choices: Any) -> Options:
+        """Options from what a user wrote; an unknown name or value is refused by name."""
+        known = {field.name for field in dataclasses.fields(cls)} - {"budget"}
+        for name in choices:
+            if name not in known:
+                raise LowtideError(f"option {name!r} is not known; known are {', '.join(sorted(known))}")
+        made = cls(budget=None if budget is None else parse_budget(budget), **choices)
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        for name, values in _CHOICES.items():
+            if getattr(self, name) not in values:
+                raise LowtideError(
+                    f"{name}={getattr(self, name)!r} is not known; choose one of {', '.join(values)}"
+                )
+        find_method(self.method)
+        outside = parse_budget(self.outside).bytes if self.outside else 0
+        if outside is None:
+            raise LowtideError(f"outside={self.outside!r} must be a number of bytes")
+        object.__setattr__(self, "outside", outside)
+        if not isinstance(self.max_plans, int) or self.max_plans < 1:
+            raise LowtideError(f"max_plans={self.max_plans!r} must be a whole number >= 1")
+        if self.plan is not None and not isinstance(self.plan, Plan):
+            raise LowtideError(f"plan= takes a lowtide.Plan, not a {type(self.plan).__name__}")

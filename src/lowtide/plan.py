@@ -1,0 +1,162 @@
+"""A plan: a graph, the schedule chosen for it, and what the simulator says of it. What the user sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from . import jsonform
+from .errors import FormatError, ScheduleError
+from .graph import Graph
+from .schedule import Schedule
+from .simulate import Timeline, simulate
+from .solve.keep_all import keep_all
+from .units import format_bytes, format_seconds
+
+__all__ = ["Plan", "make_plan"]
+
+FORMAT_VERSION = 1
+FIELDS = ("method", "budget", "bound", "notes", "graph", "schedule", "timeline")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a capped step will do.
+
+    `budget` is in bytes (None: no cap was asked for), `method` the solver that made the schedule, `bound`
+    a proven lower bound on the step's seconds under this budget, or None where none is known; `notes` say
+    what the user should know about how far the promise goes.
+    """
+
+    graph: Graph
+    schedule: Schedule
+    timeline: Timeline
+    method: str
+    budget: int | None = None
+    bound: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def peak(self) -> int:
+        """The predicted peak of the whole step in bytes, as the device's allocator would report it."""
+        return self.timeline.peak
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of the step's ops, repeated ones included."""
+        return self.timeline.seconds
+
+    @property
+    def extra(self) -> float:
+        """Predicted extra time: seconds spent again as a share of running everything once."""
+        return self.timeline.extra
+
+    @cached_property
+    def uncapped(self) -> Timeline:
+        """The timeline of keeping everything."""
+        return simulate(self.graph, keep_all(self.graph))
+
+    def __str__(self) -> str:
+        budget = "none" if self.budget is None else format_bytes(self.budget)
+        lines = [
+            f"Plan by {self.method} for {self.graph.device}, {len(self.graph.ops)} ops",
+            f"  uncapped peak  {format_bytes(self.uncapped.peak)}",
+            f"  budget         {budget}",
+            f"  predicted peak {format_bytes(self.peak)} ({self.peak / max(self.uncapped.peak, 1):.1%})",
+            f"  extra time     +{self.extra:.1%} of {format_seconds(self.seconds - self.timeline.again)}"
+            f" ({self.graph.prices})",
+        ]
+        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+
+    def _repr_html_(self) -> str:
+        from .report.page import page
+
+        return page(self)
+
+    def report(self, path: str | Path) -> Path:
+        """Write the plan as one self-contained HTML file and return its path."""
+        from .report.page import page
+
+        return _write(Path(path), page(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plain form that JSON is written from."""
+        return {
+            "lowtide": "plan",
+            "version": FORMAT_VERSION,
+            "method": self.method,
+            "budget": self.budget,
+            "bound": self.bound,
+            "notes": list(self.notes),
+            "graph": self.graph.to_dict(),
+            "schedule": self.schedule.to_dict(),
+            "timeline": self.timeline.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Plan:
+        """The plan of a plain form. The schedule is judged again: a file cannot claim another peak."""
+        jsonform.check_header(data, "plan", FORMAT_VERSION, FIELDS)
+        graph = Graph.from_dict(data.get("graph"))
+        schedule = Schedule.from_dict(data.get("schedule"))
+        claimed = Timeline.from_dict(data.get("timeline"))
+        try:
+            timeline = simulate(graph, schedule)
+        except ScheduleError as error:
+            raise FormatError(f'field "schedule": {error}') from None
+        if timeline != claimed:
+            raise FormatError(
+                'field "timeline": it is not what the schedule does '
+                f"(peak {claimed.peak} claimed, {timeline.peak} simulated)"
+            )
+        bound = data.get("bound")
+        budget = data.get("budget")
+        return cls(
+            graph=graph,
+            schedule=schedule,
+            timeline=timeline,
+            method=jsonform.read_text(data, "method", "unknown"),
+            budget=None if budget is None else jsonform.read_count(data, "budget"),
+            bound=None if bound is None else jsonform.read_number(data, "bound"),
+            notes=tuple(str(note) for note in jsonform.read_items(data, "notes")),
+        )
+
+    def to_json(self) -> str:
+        """The plan as JSON text."""
+        return jsonform.dump(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan of a JSON text; nothing in it is executed."""
+        return cls.from_dict(jsonform.parse(text, "plan"))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan as JSON and return its path."""
+        return _write(Path(path), self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan that `save` wrote."""
+        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+
+
+def make_plan(
+    graph: Graph,
+    schedule: Schedule,
+    *,
+    method: str,
+    budget: int | None = None,
+    notes: tuple[str, ...] = (),
+) -> Plan:
+    """The plan of a schedule, judged by the simulator."""
+    return Plan(graph, schedule, simulate(graph, schedule), method, budget, notes=notes)
+
+
+def _write(path: Path, text: str) -> Path:
+    """Write a whole file or none: an interrupt leaves no half-written one."""
+    half = path.with_name(path.name + ".part")
+    half.write_text(text, encoding="utf-8")
+    half.replace(path)
+    return path

@@ -1,0 +1,89 @@
+"""Measured prices, remembered in the user's cache folder as JSON: one file per device and torch version."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from .devices import describe
+
+__all__ = ["Price", "PriceList", "cache_folder"]
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Seconds (None: the op would not run alone), workspace bytes and the bytes of each output."""
+
+    seconds: float | None
+    workspace: int
+    outputs: tuple[int, ...] | None
+
+
+def cache_folder() -> Path:
+    """Where prices are kept: $LOWTIDE_CACHE, else lowtide/ in the user's cache folder."""
+    if folder := os.environ.get("LOWTIDE_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lowtide"
+
+
+@dataclass
+class PriceList:
+    """Prices by signature; an unreadable file counts as an empty one and is written anew."""
+
+    path: Path
+    prices: dict[str, Price] = field(default_factory=dict)
+    fresh: bool = False
+
+    @classmethod
+    def load(cls, device: torch.device) -> PriceList:
+        """The list of a device."""
+        threads = f"-{torch.get_num_threads()}threads" if device.type == "cpu" else ""
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{describe(device)}{threads}-torch{torch.__version__}")
+        path = cache_folder() / "prices" / f"{name}.json"
+        try:
+            data = json.loads(path.read_text())
+            prices = {key: _read(item) for key, item in data["prices"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            prices = {}
+        return cls(path, prices)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.prices
+
+    def __getitem__(self, key: str) -> Price:
+        return self.prices[key]
+
+    def __setitem__(self, key: str, price: Price) -> None:
+        self.prices[key] = price
+        self.fresh = True
+
+    def save(self) -> None:
+        """Write what is new; a folder that cannot be written to only costs the next measurement."""
+        if not self.fresh:
+            return
+        data = {
+            "lowtide": "prices",
+            "version": 1,
+            "prices": {key: [p.seconds, p.workspace, p.outputs] for key, p in self.prices.items()},
+        }
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            half = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+            half.write_text(json.dumps(data))
+            half.replace(self.path)
+        except OSError:
+            return
+        self.fresh = False
+
+
+def _read(item: list[object]) -> Price:
+    seconds, workspace, outputs = item
+    if not isinstance(workspace, int) or not isinstance(seconds, int | float | None):
+        raise ValueError(f"not a price: {item!r}")
+    sizes = None if outputs is None else tuple(int(size) for size in outputs)  # type: ignore[attr-defined]
+    return Price(None if seconds is None else float(seconds), workspace, sizes)

@@ -1,0 +1,43 @@
+"""Random ops that run again: their state is taken before the first run and put back for each later one."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["run_again", "state_size", "take_state"]
+
+
+def _generator(device: str) -> torch.Generator:
+    where = torch.device(device)
+    if where.type == "cuda":
+        index = torch.cuda.current_device() if where.index is None else where.index
+        return torch.cuda.default_generators[index]
+    return torch.default_generator
+
+
+def state_size(device: str) -> int:
+    """The bytes of a device's random state."""
+    return _generator(device).get_state().numel()
+
+
+def take_state(device: str) -> torch.Tensor:
+    """The random state of a device, as a tensor on the host that counts as one of the step's own."""
+    state = _generator(device).get_state()
+    kept = torch.empty(state.numel(), dtype=torch.uint8)
+    ctypes.memmove(kept.data_ptr(), state.data_ptr(), state.numel())  # no operator: nothing else is counted
+    return kept
+
+
+def run_again(state: torch.Tensor, device: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a random op from a saved state and leave the present state as it is."""
+    generator = _generator(device)
+    present = generator.get_state()
+    generator.set_state(state)
+    try:
+        return op(*args, **kwargs)
+    finally:
+        generator.set_state(present)

@@ -1,0 +1,79 @@
+"""What else is on the device during a step: optimizer state, and on CUDA everything the allocator holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .allocator import rounded
+from .errors import LowtideError
+from .graph import GIVEN_KINDS, Graph
+
+__all__ = ["fixed_bands", "optimizer_bytes"]
+
+
+def fixed_bands(graph: Graph, device: torch.device, optimizer: Any, *, present: bool) -> dict[str, int]:
+    """Bytes that are there during the whole step and that no value of the graph stands for.
+
+    `present` says that the device is here and holds the step's inputs already, so that what else it holds
+    can be read from its allocator.
+    """
+    held, coming = optimizer_bytes(optimizer, device) if optimizer is not None else (0, 0)
+    bands = {"optimizer": held + coming}
+    if present and device.type == "cuda":
+        given = sum(value.bytes for value in graph.values if value.kind in GIVEN_KINDS)
+        bands["other"] = max(torch.cuda.memory_allocated(device) - given - held, 0)
+    return {name: size for name, size in bands.items() if size}
+
+
+def optimizer_bytes(optimizer: Any, device: torch.device) -> tuple[int, int]:
+    """The bytes of an optimizer's state on a device: what is there, and what its first step will make."""
+    groups = getattr(optimizer, "param_groups", None)
+    if groups is None:
+        raise LowtideError(f"optimizer= takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
+    held = coming = 0
+    for group in groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            if state:
+                held += _state_bytes(state, device)
+            elif parameter.requires_grad:
+                coming += _expected_bytes(optimizer, group, parameter, device)
+    return held, coming
+
+
+def _state_bytes(state: dict[str, Any], device: torch.device) -> int:
+    tensors = [item for item in state.values() if isinstance(item, torch.Tensor)]
+    return sum(rounded(t.untyped_storage().nbytes(), device) for t in tensors if t.device.type == device.type)
+
+
+def _expected_bytes(optimizer: Any, group: dict[str, Any], parameter: Any, device: torch.device) -> int:
+    """What one step makes for a parameter: tried on one of a single row, counted by full-size tensors."""
+    small = torch.nn.Parameter(torch.zeros(1, dtype=parameter.dtype))
+    small.grad = torch.zeros_like(small)
+    options = {key: value for key, value in group.items() if key != "params"}
+    options |= {key: False for key in ("fused", "capturable") if key in options}
+    trial = object.__new__(type(optimizer))
+    trial.__dict__.update(optimizer.__dict__)
+    trial.param_groups = [{**options, "params": [small]}]
+    trial.state = type(optimizer.state)(dict)
+    try:
+        type(optimizer).step.__wrapped__(trial) if hasattr(
+            type(optimizer).step, "__wrapped__"
+        ) else trial.step()
+    except Exception as error:
+        raise LowtideError(
+            f"cannot tell the state of {type(optimizer).__name__} before its first step ({error}); "
+            "take one step before capping, or leave optimizer= out and subtract it from the budget"
+        ) from error
+    made = trial.state[small]
+    full = [
+        name for name, item in made.items() if isinstance(item, torch.Tensor) and item.shape == small.shape
+    ]
+    extra = [made[name].element_size() for name in full]
+    whole = sum(rounded(parameter.numel() * size, device) for size in extra)
+    scalars = [t for n, t in made.items() if isinstance(t, torch.Tensor) and n not in full]
+    if device.type == "cpu":
+        whole += sum(t.untyped_storage().nbytes() for t in scalars)
+    return whole

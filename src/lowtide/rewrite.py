@@ -1,0 +1,206 @@
+"""Rewrites of the joint graph, in place: so that it can be planned, and runs as fast as eager does.
+
+Each is a small pass of its own over the fx graph; none changes what the step computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from .nodes import depends_on, has_effect, is_mutation, mutations, tensors_of
+
+__all__ = [
+    "drop_copies",
+    "drop_idle_views",
+    "keep_mutated_inputs",
+    "prune_tangents",
+    "remove_dead",
+    "stack_selected",
+]
+
+aten = torch.ops.aten
+
+
+def keep_mutated_inputs(graph: fx.Graph, primals: Sequence[fx.Node], tangents: Sequence[fx.Node]) -> None:
+    """Clone an input before the forward overwrites it, where its old value may be needed afterwards.
+
+    The backward must read the clone; forward readers do when it is small beside what they make, so that
+    they may run again. Other readers of an overwritten input run once.
+    """
+    backward = depends_on(graph, tangents)
+    mutated = {node.args[0] for node in mutations(graph)}
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    for primal in primals:
+        readers = [user for user in primal.users if not is_mutation(user)]
+        if primal not in mutated or not (
+            any(user in backward for user in readers) or _is_small(primal, readers)
+        ):
+            continue
+        with graph.inserting_before(first):
+            kept = graph.call_function(aten.clone.default, (primal,))
+        with primal.meta["val"].fake_mode:
+            kept.meta["val"] = torch.empty_like(primal.meta["val"])
+        for reader in readers:
+            reader.replace_input_with(primal, kept)
+            _look_anew(reader, primal.meta["val"])
+
+
+def _is_small(primal: fx.Node, readers: Sequence[fx.Node]) -> bool:
+    made = sum(t.numel() * t.element_size() for reader in readers for t in tensors_of(reader))
+    return bool(made > 4 * primal.meta["val"].numel() * primal.meta["val"].element_size())
+
+
+def _look_anew(node: fx.Node, old: torch.Tensor) -> None:
+    """Derive the fake tensors of a view again, and of views of it, after what it looks at was replaced."""
+    storage = old.untyped_storage()._cdata
+    if node.op != "call_function" or all(t.untyped_storage()._cdata != storage for t in tensors_of(node)):
+        return
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda parent: parent.meta["val"])
+    with old.fake_mode:  # type: ignore[attr-defined]
+        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+    for user in node.users:
+        _look_anew(user, old)
+
+
+def drop_idle_views(graph: fx.Graph) -> None:
+    """Skip `detach` and `alias`, and a transpose of a transpose; results of the step keep theirs."""
+    for node in list(graph.nodes):
+        parent = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+        if parent is None or any(user.op == "output" for user in node.users):
+            continue
+        if node.target in (aten.detach.default, aten.alias.default):
+            node.replace_all_uses_with(parent)
+        elif node.target is aten.t.default and parent.target is aten.t.default:
+            node.replace_all_uses_with(parent.args[0])  # type: ignore[arg-type]
+        else:
+            continue
+        graph.erase_node(node)
+
+
+_SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default)
+
+
+def drop_copies(graph: fx.Graph) -> None:
+    """Let scatters read the source of a functional `copy` directly.
+
+    `copy(part, source)` has the values of the source, and `part`'s strides over a storage as large as the
+    whole: writing half a tensor would cost two of them. A scatter does not care for strides.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.copy.default):
+        whole, source = node.meta["val"], node.args[1]
+        scattered = all(user.target in _SCATTERS and user.args[0] is not node for user in node.users)
+        if not scattered or not isinstance(source, fx.Node) or source.meta["val"].dtype != whole.dtype:
+            continue
+        if source.meta["val"].shape != whole.shape:
+            with graph.inserting_before(node):
+                wide = graph.call_function(aten.expand.default, (source, list(whole.shape)))
+            with whole.fake_mode:
+                wide.meta = {**node.meta, "val": source.meta["val"].expand(whole.shape)}
+            source = wide
+        node.replace_all_uses_with(source)
+        graph.erase_node(node)
+
+
+def stack_selected(graph: fx.Graph) -> None:
+    """Turn a sum of `select_backward` over all indices into one `stack`.
+
+    torch.compile captures `q, k, v = x` as three selects, whose gradients are three zero-filled tensors and
+    two sums; eager unbinds and stacks.
+    """
+    for node in reversed(list(graph.nodes)):
+        if not _is_sum(node) or any(map(_is_sum, node.users)) or not node.meta["val"].is_contiguous():
+            continue
+        parts = _parts(_summands(node) or [])
+        if parts is None:
+            continue
+        dim = parts.pop()
+        with graph.inserting_before(node):
+            stacked = graph.call_function(aten.stack.default, (parts, dim))
+        stacked.meta = dict(node.meta)
+        node.replace_all_uses_with(stacked)
+
+
+def _parts(leaves: list[fx.Node]) -> list[Any] | None:
+    """What the leaves select from, by index, and the dimension last; None where they are not all of it."""
+    arguments: list[Any] = sorted((leaf.args for leaf in leaves), key=lambda args: args[3])  # type: ignore[arg-type,return-value]
+    _, sizes, dim, _ = arguments[0]
+    whole = [(sizes, dim, index) for index in range(sizes[dim])]
+    if [tuple(args[1:]) for args in arguments] != whole:
+        return None
+    return [*(args[0] for args in arguments), dim]
+
+
+def _is_sum(node: fx.Node) -> bool:
+    return node.target is aten.add.Tensor and _summands(node) is not None
+
+
+def _summands(node: Any) -> list[fx.Node] | None:
+    """The `select_backward` nodes that a tree of sums is made of, or None where it has others."""
+    if not isinstance(node, fx.Node):
+        return None
+    if node.target is aten.select_backward.default:
+        return [node]
+    if node.target is not aten.add.Tensor or len(node.args) != 2 or node.kwargs:
+        return None
+    left, right = (_summands(arg) for arg in node.args)
+    return None if left is None or right is None else left + right
+
+
+def prune_tangents(graph: fx.Graph, missing: Sequence[fx.Node], tangents: Sequence[fx.Node]) -> None:
+    """Take out the gradients that do not come, as eager autograd does with undefined ones.
+
+    A node all of whose gradients are missing has a missing gradient itself; a sum with a missing one is the
+    other one; where a missing gradient meets others in any other node it is a zero.
+    """
+    if not missing:
+        return
+    backward = depends_on(graph, tangents)
+    gone = set(missing)
+    for node in list(graph.nodes):
+        parents = [parent for parent in node.all_input_nodes if parent in backward]
+        absent = [parent for parent in parents if parent in gone]
+        if not absent or node.op == "output":
+            continue
+        if len(absent) == len(parents):
+            gone.add(node)
+        elif (rest := _rest_of_sum(node, gone)) is not None:
+            node.replace_all_uses_with(rest)
+        else:
+            for parent in absent:
+                node.replace_input_with(parent, _zeros_before(graph, node, parent))
+    (output,) = graph.find_nodes(op="output")
+    output.args = fx.map_arg(output.args, lambda node: None if node in gone else node)
+
+
+def _rest_of_sum(node: fx.Node, gone: set[fx.Node]) -> fx.Node | None:
+    if node.target is not aten.add.Tensor or len(node.args) != 2 or node.kwargs:
+        return None
+    rest = [arg for arg in node.args if arg not in gone]
+    if len(rest) != 1 or not isinstance(rest[0], fx.Node):
+        return None
+    whole, part = node.meta["val"], rest[0].meta["val"]
+    return rest[0] if (whole.shape, whole.dtype) == (part.shape, part.dtype) else None
+
+
+def _zeros_before(graph: fx.Graph, node: fx.Node, like: fx.Node) -> fx.Node:
+    value = like.meta["val"]
+    with graph.inserting_before(node):
+        zeros = graph.call_function(
+            aten.full.default,
+            (list(value.shape), 0),
+            {"dtype": value.dtype, "device": value.device, "pin_memory": False},
+        )
+    with value.fake_mode:
+        zeros.meta["val"] = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    return zeros
+
+
+def remove_dead(graph: fx.Graph) -> None:
+    """Erase nodes that nothing reads, except those that write into inputs."""
+    for node in reversed(list(graph.nodes)):
+        if node.op in ("call_function", "get_attr") and not node.users and not has_effect(node):
+            graph.erase_node(node)

@@ -1,0 +1,77 @@
+"""From an order of runs to a schedule: every value is dropped right behind its last use.
+
+A solver only decides which op runs when, and how often. Given that order, dropping each value as soon as
+nothing reads it before it is written again is best for memory and changes nothing else, so it is done once,
+here. O(runs + reads + writes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..graph import Graph
+from ..schedule import Drop, Run, Schedule, Step
+
+__all__ = ["first_order", "with_drops"]
+
+
+def first_order(graph: Graph) -> tuple[list[str], list[str]]:
+    """The order of keeping everything: each op once, in program order.
+
+    The forward runs what its outputs and the pinned forward ops need; all else waits for the backward.
+    """
+    needed: set[str] = {value.name for value in graph.values if value.kind == "output"}
+    forward: list[str] = []
+    for op in reversed(graph.ops):
+        if op.phase == "forward" and (op.kind == "pinned" or needed.intersection(op.writes)):
+            forward.append(op.name)
+            needed.update(op.reads)
+    forward.reverse()
+    early = set(forward)
+    useful = _useful(graph)
+    return forward, [op.name for op in graph.ops if op.name in useful and op.name not in early]
+
+
+def _useful(graph: Graph) -> set[str]:
+    """Ops that a gradient, an output or a pinned op needs."""
+    needed = {value.name for value in graph.values if value.kind in ("output", "gradient")}
+    useful: set[str] = set()
+    for op in reversed(graph.ops):
+        if op.kind == "pinned" or needed.intersection(op.writes):
+            useful.add(op.name)
+            needed.update(op.reads)
+    return useful
+
+
+def with_drops(graph: Graph, forward: Sequence[str], backward: Sequence[str]) -> Schedule:
+    """The schedule of an order of runs, with each value dropped right behind its last use."""
+    runs = [*forward, *backward]
+    dying: list[list[str]] = [[] for _ in runs]
+    at_start: list[str] = []
+    last_use: dict[str, int] = {}
+    for index, name in enumerate(runs):
+        op = graph.op[name]
+        for value in op.writes:
+            if value in last_use and graph.value[value].droppable:
+                dying[last_use[value]].append(value)
+            last_use[value] = index
+        for value in op.reads:
+            last_use[value] = index
+    for item in graph.values:
+        if not item.droppable:
+            continue
+        if item.name in last_use:
+            dying[last_use[item.name]].append(item.name)
+        elif item.kind == "tangent":
+            at_start.append(item.name)
+    split = len(forward)
+    backward_steps = [*map(Drop, at_start), *_steps(runs[split:], dying[split:])]
+    return Schedule(tuple(_steps(runs[:split], dying[:split])), tuple(backward_steps))
+
+
+def _steps(runs: Sequence[str], dying: Sequence[list[str]]) -> list[Step]:
+    steps: list[Step] = []
+    for name, values in zip(runs, dying, strict=True):
+        steps.append(Run(name))
+        steps.extend(map(Drop, values))
+    return steps

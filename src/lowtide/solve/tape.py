@@ -1,0 +1,244 @@
+"""The order of runs that `auto` edits, with its resident bytes kept up to date.
+
+Problem: a search over orders asks the same question thousands of times: what does the profile of resident
+bytes look like with one more run here, or one fewer there?
+
+Method: liveness makes the drops a function of the order, so a value's time in memory is read off its
+sorted *events* (the runs that write or read it): between two neighbouring events it is there if and only if
+the later one reads it. One more run touches only the intervals next to it, of the values it reads and
+writes. Runs sit on sparse *slots* of a fixed array, so that nothing has to move to make room; empty slots
+are sunk far below zero and never count.
+
+Complexity: an edit takes O(log events + length of the changed intervals) per value, the latter in numpy.
+When the room between two runs is used up, `widen` moves all that is behind in O(runs + reads + writes).
+
+Limits: first runs stay where they are; only repeated runs are put in and taken out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+import numpy as np
+
+from ..graph import GIVEN_KINDS, Graph
+from ..schedule import Schedule
+from .order import with_drops
+
+__all__ = ["Facts", "Tape"]
+
+SUNK = 1 << 60
+SPACING = 8
+
+
+class Facts:
+    """A graph by numbers: what a tape needs to know of each op and of each value that may be dropped.
+
+    The moment between forward and backward is one more op, `boundary`, that writes the tangents.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.number = {op.name: index for index, op in enumerate(graph.ops)}
+        self.boundary = len(graph.ops)
+        droppable = [value for value in graph.values if value.droppable]
+        number = {value.name: index for index, value in enumerate(droppable)}
+        self.size = [value.bytes for value in droppable]
+        self.reads = [[number[name] for name in op.reads if name in number] for op in graph.ops] + [[]]
+        tangents = [value for value in graph.values if value.kind == "tangent"]
+        written = [list(op.writes) for op in graph.ops] + [[value.name for value in tangents]]
+        self.writes = [[number[name] for name in names if name in number] for names in written]
+        self.held = [
+            sum(graph.value[name].bytes for name in names if name not in number) for names in written
+        ]
+        self.writer = [self.boundary] * len(droppable)
+        for op, values in enumerate(self.writes):
+            for value in values:
+                self.writer[value] = op
+        self.seconds = [op.seconds for op in graph.ops] + [0.0]
+        self.state = [op.state for op in graph.ops] + [0]
+        self.again = [op.kind != "pinned" for op in graph.ops] + [False]
+        self.given = graph.fixed_bytes + sum(v.bytes for v in graph.values if v.kind in GIVEN_KINDS)
+        workspace = [op.workspace for op in graph.ops] + [graph.boundary]
+        self.own = [
+            self.held[op] + bytes_ + sum(self.size[value] for value in self.reads[op] + self.writes[op])
+            for op, bytes_ in enumerate(workspace)
+        ]
+
+    def order(self, forward: Iterable[str], backward: Iterable[str]) -> list[int]:
+        """An order of runs by numbers, the boundary included."""
+        return [
+            *(self.number[name] for name in forward),
+            self.boundary,
+            *(self.number[name] for name in backward),
+        ]
+
+    def schedule(self, order: Sequence[int]) -> Schedule:
+        """The schedule of an order of runs."""
+        split = order.index(self.boundary)
+        names = [self.graph.ops[op].name if op != self.boundary else "" for op in order]
+        return with_drops(self.graph, names[:split], names[split + 1 :])
+
+    def floor(self, order: Sequence[int]) -> int:
+        """What the largest single run needs with all else dropped: no plan in this order is below it."""
+        held, floor = self.given, 0
+        seen: set[int] = set()
+        for op in order:
+            floor = max(floor, held + self.own[op])
+            held += 0 if op in seen else self.held[op]
+            seen.add(op)
+        return floor
+
+
+class Tape:
+    """An order of runs on slots, and the bytes resident while each one runs.
+
+    `at[slot]` is the op that runs there, or -1; `events[value]` and `runs[op]` are sorted slots. `low` and
+    `high` bound the slots that edits have changed since the caller last set them.
+    """
+
+    def __init__(self, facts: Facts, order: Sequence[int]) -> None:
+        self.facts = facts
+        self.seconds = 0.0
+        self._lay(order)
+
+    def _lay(self, order: Sequence[int]) -> None:
+        facts = self.facts
+        length = SPACING * (len(order) + 1)
+        self.at = [-1] * length
+        self.events: list[list[int]] = [[] for _ in facts.size]
+        self.runs: list[list[int]] = [[] for _ in facts.own]
+        change = np.zeros(length + 1, dtype=np.int64)
+        self.mem = np.full(length, facts.given - SUNK, dtype=np.int64)
+        for index, op in enumerate(order):
+            slot = SPACING * (index + 1)
+            self.at[slot] = op
+            self.mem[slot] += facts.own[op] + SUNK
+            if not self.runs[op]:
+                change[slot + 1] += facts.held[op]
+            self.runs[op].append(slot)
+            for value in facts.reads[op]:
+                before = self.events[value][-1]
+                change[before + 1] += facts.size[value]
+                change[slot] -= facts.size[value]
+                self.events[value].append(slot)
+            for value in facts.writes[op]:
+                self.events[value].append(slot)
+        for op, slots in enumerate(self.runs):
+            if len(slots) > 1 and facts.state[op]:
+                change[slots[0]] += facts.state[op]
+                change[slots[-1] + 1] -= facts.state[op]
+        self.mem += np.cumsum(change[:-1])
+        self.seconds = sum(facts.seconds[op] for op in order)
+        self.low, self.high = length, 0
+
+    def order(self) -> list[int]:
+        """The runs in order."""
+        return [op for op in self.at if op >= 0]
+
+    def widen(self, slot: int, room: int) -> None:
+        """Put free slots before the run at `slot`: it and all later ones move back by that many."""
+        facts, op = self.facts, self.at[slot]
+        across = self.mem[slot] - facts.own[op] + sum(facts.size[value] for value in facts.reads[op])
+        if len(self.runs[op]) > 1 and self.runs[op][0] == slot:
+            across -= facts.state[op]
+        self.at[slot:slot] = [-1] * room
+        empty = np.full(room, across - SUNK, dtype=np.int64)
+        self.mem = np.concatenate((self.mem[:slot], empty, self.mem[slot:]))
+        for slots in chain(self.events, self.runs):
+            if slots and slots[-1] >= slot:
+                index = bisect_left(slots, slot)
+                slots[index:] = [later + room for later in slots[index:]]
+
+    def room(self, slot: int, count: int) -> list[int]:
+        """Free slots, evenly spread, right before the run at `slot`; none when there are not enough."""
+        before = slot - 1
+        while before > 0 and self.at[before] < 0:
+            before -= 1
+        if slot - before <= count:
+            return []
+        return [before + (slot - before) * (index + 1) // (count + 1) for index in range(count)]
+
+    def peak(self) -> int:
+        """The largest resident bytes of any run."""
+        return int(self.mem.max())
+
+    def around(self, value: int, slot: int) -> tuple[int, bool]:
+        """The last event of a value before a slot, and whether the value is there on the way across it."""
+        events = self.events[value]
+        index = bisect_left(events, slot)
+        there = index < len(events) and self.at[events[index]] != self.facts.writer[value]
+        return events[index - 1], there
+
+    def insert(self, op: int, slot: int) -> None:
+        """Run an op again at a free slot."""
+        facts, mem, at = self.facts, self.mem, self.at
+        mem[slot] += SUNK + facts.own[op]
+        low = slot
+        for value in facts.reads[op]:
+            events, size = self.events[value], facts.size[value]
+            index = bisect_left(events, slot)
+            if index < len(events) and at[events[index]] != facts.writer[value]:
+                mem[slot] -= size
+            else:
+                before = events[index - 1] + 1
+                mem[before:slot] += size
+                low = min(low, before)
+            events.insert(index, slot)
+        for value in facts.writes[op]:
+            events = self.events[value]
+            index = bisect_left(events, slot)
+            if index < len(events) and at[events[index]] != op:
+                before = events[index - 1] + 1
+                mem[before : slot + 1] -= facts.size[value]
+                low = min(low, before)
+            events.insert(index, slot)
+        at[slot] = op
+        self.seconds += facts.seconds[op]
+        if facts.state[op]:
+            self._hold_state(op, -1)
+        insort(self.runs[op], slot)
+        if facts.state[op]:
+            self._hold_state(op, 1)
+        self.low, self.high = min(self.low, low), max(self.high, slot)
+
+    def remove(self, slot: int) -> None:
+        """Take a repeated run away."""
+        facts, mem, at = self.facts, self.mem, self.at
+        op = at[slot]
+        mem[slot] -= SUNK + facts.own[op]
+        low = slot
+        for value in facts.reads[op]:
+            events, size = self.events[value], facts.size[value]
+            index = bisect_left(events, slot)
+            del events[index]
+            if index < len(events) and at[events[index]] != facts.writer[value]:
+                mem[slot] += size
+            else:
+                before = events[index - 1] + 1
+                mem[before:slot] -= size
+                low = min(low, before)
+        for value in facts.writes[op]:
+            events = self.events[value]
+            index = bisect_left(events, slot)
+            del events[index]
+            if index < len(events) and at[events[index]] != op:
+                before = events[index - 1] + 1
+                mem[before : slot + 1] += facts.size[value]
+                low = min(low, before)
+        at[slot] = -1
+        self.seconds -= facts.seconds[op]
+        if facts.state[op]:
+            self._hold_state(op, -1)
+        self.runs[op].remove(slot)
+        if facts.state[op]:
+            self._hold_state(op, 1)
+        self.low, self.high = min(self.low, low), max(self.high, slot)
+
+    def _hold_state(self, op: int, sign: int) -> None:
+        slots = self.runs[op]
+        if len(slots) > 1:
+            self.mem[slots[0] : slots[-1] + 1] += sign * self.facts.state[op]
+            self.low, self.high = min(self.low, slots[0]), max(self.high, slots[-1])

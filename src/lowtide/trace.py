@@ -1,0 +1,143 @@
+"""A trace: the joint forward-and-backward graph of a step as torch captured it, made ready to be lifted.
+
+AOTAutograd hands over a functional `torch.fx` graph whose placeholders are primals (parameters, buffers,
+inputs) and tangents (gradients of the outputs), and whose results are the forward's outputs followed by one
+gradient per primal. Seven rewrites make it fit to be planned and to run as fast as eager:
+
+- `fuse_batch_norm`: the functional BatchNorm becomes the fused one of eager, statistics updated in place;
+- `keep_mutated_inputs`: what the backward reads of an input that the forward overwrites is cloned first;
+- `drop_idle_views`: views that change nothing, which autograd leaves behind, are skipped;
+- `drop_copies`: a write into a part of a tensor reads its source directly, without a copy in between;
+- `stack_selected`: the gradient of an unpacked tensor is stacked, as in eager, not summed from padded parts;
+- `prune_tangents`: gradients that are known not to come are taken out, as eager autograd would;
+- dead nodes are removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from . import accumulate, batchnorm
+from .nodes import depends_on, mutations
+from .rewrite import (
+    drop_copies,
+    drop_idle_views,
+    keep_mutated_inputs,
+    prune_tangents,
+    remove_dead,
+    stack_selected,
+)
+
+__all__ = ["Trace", "make_trace"]
+
+
+@dataclass
+class Trace:
+    """The joint graph of one step.
+
+    `roles` gives for each primal what it is (`parameter`, `buffer`, `input`) and `names` what the user
+    calls it; `expected` are the tangents that the plan counts on.
+    """
+
+    module: fx.GraphModule
+    primals: list[fx.Node]
+    tangents: list[fx.Node]
+    outputs: list[Any]
+    gradients: list[Any]
+    roles: list[str]
+    names: list[str]
+    expected: list[fx.Node]
+    device: torch.device
+    mutated: set[fx.Node] = field(default_factory=set)
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The fx graph itself."""
+        return self.module.graph
+
+    def backward_nodes(self) -> set[fx.Node]:
+        """Nodes that depend on a tangent."""
+        return depends_on(self.graph, self.tangents)
+
+
+def make_trace(
+    joint: fx.GraphModule,
+    *,
+    forward_outputs: int,
+    roles: Sequence[tuple[str, str]],
+    differentiate: str,
+    accumulating: frozenset[int] = frozenset(),
+) -> Trace:
+    """The trace of AOTAutograd's joint graph, rewritten in place.
+
+    `accumulating` are the indices of primals that have a gradient already, which this one is added to.
+    """
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    tangents = [node for node in placeholders if "tangents" in node.name]
+    primals = [node for node in placeholders if "tangents" not in node.name]
+    if len(roles) != len(primals):
+        roles = [("input", node.name) for node in primals]
+    expected = _expected(tangents, differentiate)
+    device = _device_of(primals)
+    batchnorm.fuse(joint.graph)
+    keep_mutated_inputs(joint.graph, primals, tangents)
+    drop_idle_views(joint.graph)
+    drop_copies(joint.graph)
+    stack_selected(joint.graph)
+    unexpected = [node for node in tangents if node not in expected]
+    prune_tangents(joint.graph, unexpected, tangents)
+    remove_dead(joint.graph)
+    results = _results(joint.graph)
+    outputs, gradients = results[:forward_outputs], results[forward_outputs:]
+    gradients = _accumulated(joint.graph, primals, gradients, accumulating)
+    return Trace(
+        module=joint,
+        primals=primals,
+        tangents=tangents,
+        outputs=outputs,
+        gradients=gradients,
+        roles=[role for role, _ in roles],
+        names=[name for _, name in roles],
+        expected=expected,
+        device=device,
+        mutated={node.args[0] for node in mutations(joint.graph)},  # type: ignore[misc]
+    )
+
+
+def _expected(tangents: list[fx.Node], differentiate: str) -> list[fx.Node]:
+    """With "auto", a step with a scalar output is trained on its scalars alone: that is a loss."""
+    scalars = [node for node in tangents if node.meta["val"].numel() == 1]
+    return scalars if scalars and differentiate == "auto" else tangents
+
+
+def _device_of(primals: Sequence[fx.Node]) -> torch.device:
+    devices = {node.meta["val"].device for node in primals if isinstance(node.meta["val"], torch.Tensor)}
+    accelerators = sorted((device for device in devices if device.type != "cpu"), key=str)
+    return accelerators[0] if accelerators else torch.device("cpu")
+
+
+def _accumulated(
+    graph: fx.Graph, primals: list[fx.Node], gradients: list[Any], accumulating: frozenset[int]
+) -> list[Any]:
+    """The gradients, those of the given primals replaced by what is left after adding them."""
+    pairs = [(primals[i], gradients[i]) for i in sorted(accumulating) if isinstance(gradients[i], fx.Node)]
+    seen = [gradient for _, gradient in pairs]
+    pairs = [(primal, gradient) for primal, gradient in pairs if seen.count(gradient) == 1]
+    added = accumulate.insert(graph, pairs)
+    return [added.get(gradient, gradient) for gradient in gradients]
+
+
+def _results(graph: fx.Graph) -> list[Any]:
+    (output,) = graph.find_nodes(op="output")
+    return _flat(output.args[0])
+
+
+def _flat(results: Any) -> list[Any]:
+    if isinstance(results, list | tuple):
+        return [item for part in results for item in _flat(part)]
+    return [results]

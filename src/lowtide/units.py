@@ -1,0 +1,103 @@
+"""Bytes and seconds, as people write and read them.
+
+Integers are bytes. "8GiB" is 8 * 2^30, "8GB" is 8 * 10^9. "60%" is a share of a whole that the caller
+names. "free" is what the device has free; "min" is the smallest peak that can be found.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from .errors import BudgetError
+
+__all__ = ["Budget", "format_bytes", "format_seconds", "parse_budget"]
+
+_UNITS = {"": 1, "B": 1}
+_UNITS |= {f"{letter}iB": 2 ** (10 * power) for power, letter in enumerate("KMGTP", 1)}
+_UNITS |= {f"{letter}B": 10 ** (3 * power) for power, letter in enumerate("KMGTP", 1)}
+_BY_LOWER = {unit.lower(): size for unit, size in _UNITS.items()}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z%]*)\s*")
+
+_MOST_BITS = 63
+_EXAMPLES = 'write an integer of bytes, "8GiB", "512MB", "60%", "free" or "min"'
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A budget as it was asked for: an amount of bytes, a share of a whole, or a word."""
+
+    text: str
+    bytes: int | None = None
+    share: float | None = None
+    word: str | None = None
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse_budget(budget: int | str | Budget) -> Budget:
+    """The budget that was asked for; raises `BudgetError` for what cannot be one.
+
+    >>> parse_budget("8GiB").bytes
+    8589934592
+    >>> parse_budget("60%").share
+    0.6
+    """
+    if isinstance(budget, Budget):
+        return budget
+    if isinstance(budget, bool) or not isinstance(budget, int | str):
+        raise BudgetError(f"budget {budget!r} is a {type(budget).__name__}; {_EXAMPLES}")
+    if isinstance(budget, int) and budget.bit_length() > _MOST_BITS:
+        raise BudgetError(f"budget of {budget.bit_length()} bits is no number of bytes; {_EXAMPLES}")
+    parsed = _parse_text(budget) if isinstance(budget, str) else Budget(format_bytes(budget), budget)
+    amount = parsed.bytes if parsed.share is None else parsed.share
+    if amount is not None and amount <= 0:
+        raise BudgetError(f"budget {budget!r} is not above zero; {_EXAMPLES}")
+    return parsed
+
+
+def _parse_text(text: str) -> Budget:
+    word = text.strip().lower()
+    if word in ("free", "min"):
+        return Budget(text, word=word)
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise BudgetError(f"budget {text!r} cannot be read; {_EXAMPLES}")
+    number, unit = float(match[1]), match[2]
+    if not math.isfinite(number * 2**50):
+        raise BudgetError(f"budget {text!r} is not a finite number of bytes; {_EXAMPLES}")
+    if unit == "%":
+        return Budget(text, share=number / 100)
+    if unit.lower() not in _BY_LOWER:
+        raise BudgetError(f"budget {text!r} has the unknown unit {unit!r}; {_EXAMPLES}")
+    return Budget(text.strip(), int(number * _BY_LOWER[unit.lower()]))
+
+
+def format_bytes(size: float) -> str:
+    """Bytes in the largest binary unit that keeps the number at 1 or above.
+
+    >>> format_bytes(8589934592)
+    '8.00 GiB'
+    """
+    size = float(size)
+    sign = "-" if size < 0 else ""
+    size = abs(size)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            return f"{sign}{size:.0f} {unit}" if unit == "B" else f"{sign}{size:.2f} {unit}"
+        size /= 1024
+    raise AssertionError("unreachable")
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds in a unit that keeps the number at 1 or above.
+
+    >>> format_seconds(0.0125)
+    '12.5 ms'
+    """
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
+        if seconds * factor >= 1 or unit == "us":
+            return f"{seconds * factor:.3g} {unit}"
+    raise AssertionError("unreachable")

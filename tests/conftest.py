@@ -1,0 +1,36 @@
+"""One thread, a cache folder of its own, and no compiled code carried from test to test."""
+
+import os
+import tempfile
+
+os.environ["LOWTIDE_CACHE"] = tempfile.mkdtemp(prefix="lowtide-test-")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def caplog_lowtide():
+    """The messages that Lowtide says, as a list."""
+    import logging
+
+    messages = []
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            messages.append(record.getMessage())
+
+    handler = Keep()
+    logging.getLogger("lowtide").addHandler(handler)
+    yield messages
+    logging.getLogger("lowtide").removeHandler(handler)

@@ -1,0 +1,306 @@
+"""`cap` as a user meets it: in place, undone, per shape, in eval mode, with gradients that add up."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+
+
+def mlp(width=32, depth=16):
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.Tanh())]
+    return nn.Sequential(*layers, nn.Linear(width, 1))
+
+
+class WithLoss(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x, scale=1.0):
+        return self.net(x).pow(2).mean() * scale
+
+
+def gradients(model):
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def same(left, right):
+    pairs = zip(left, right, strict=True)
+    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
+
+
+def clear(model):
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def plain_gradients(model, *args, **kwargs):
+    twin = copy.deepcopy(model)
+    twin(*args, **kwargs).backward()
+    return gradients(twin)
+
+
+@pytest.fixture
+def model():
+    return WithLoss(mlp())
+
+
+@pytest.fixture
+def x():
+    return torch.randn(256, 32)
+
+
+def test_in_place_and_undone(model, x):
+    keys, parameters, kind = list(model.state_dict()), list(model.named_parameters()), type(model)
+    assert lowtide.cap(model, "60%") is model
+    assert list(model.state_dict()) == keys
+    assert [(n, id(p)) for n, p in model.named_parameters()] == [(n, id(p)) for n, p in parameters]
+    assert type(model) is kind
+    assert lowtide.plan_of(model) is None
+    model(x).backward()
+    assert lowtide.plan_of(model).peak <= 0.6 * lowtide.plan_of(model).uncapped.peak
+    assert lowtide.uncap(model) is model
+    assert model._compiled_call_impl is None
+    with pytest.raises(lowtide.LowtideError, match="not capped"):
+        lowtide.plan_of(model)
+
+
+def test_hooks_run(model, x):
+    seen = []
+    model.register_forward_pre_hook(lambda module, args: seen.append("before"))
+    model.net[0].register_forward_hook(lambda module, args, output: seen.append("inner"))
+    lowtide.cap(model, "60%", allow_breaks=False)
+    model(x).backward()
+    assert seen == ["before", "inner"]
+
+
+def test_copy_and_pickle_of_a_capped_model_are_plain(model, x):
+    lowtide.cap(model, "60%")
+    twin = copy.deepcopy(model)
+    assert twin._compiled_call_impl is None
+    twin(x).backward()
+
+
+def test_function_is_wrapped(model, x):
+    def step(x, *, scale):
+        return model(x, scale=scale)
+
+    capped = lowtide.cap(step, "60%")
+    assert capped.__name__ == "step"
+    expected = plain_gradients(model, x, scale=2.0)
+    capped(x, scale=2.0).backward()
+    assert same(gradients(model), expected)
+    assert lowtide.plan_of(capped).extra > 0
+    assert lowtide.uncap(capped) is step
+
+
+def test_plan_per_shape_is_reused(model):
+    lowtide.cap(model, "60%")
+    peaks = {}
+    for batch in (512, 256, 512, 128, 256):
+        x = torch.randn(batch, 32)
+        clear(model)
+        expected = plain_gradients(model, x)
+        model(x).backward()
+        assert same(gradients(model), expected)
+        peaks.setdefault(batch, lowtide.plan_of(model).peak)
+        assert peaks[batch] == lowtide.plan_of(model).peak
+    assert len(model._compiled_call_impl.entries) == 3
+
+
+def test_number_of_plans_is_bounded(model, caplog_lowtide):
+    lowtide.cap(model, "80%", max_plans=2, prices="roofline")
+    for batch in (128, 160, 192, 128):
+        model(torch.randn(batch, 32)).backward()
+        clear(model)
+    assert len(model._compiled_call_impl.entries) == 2
+    assert sum("shapes were seen" in line for line in caplog_lowtide) == 1
+
+
+def test_eval_and_no_grad_run_plainly(model, x, caplog_lowtide):
+    lowtide.cap(model, "60%")
+    with torch.no_grad():
+        quiet = model(x)
+    model.eval()
+    plain = model(x)
+    assert lowtide.plan_of(model) is None
+    assert torch.equal(quiet, plain)
+    assert sum("eval mode" in line for line in caplog_lowtide) == 1
+    model.train()
+    model(x).backward()
+    assert lowtide.plan_of(model) is not None
+
+
+def test_says_when_there_is_nothing_to_do(model, x, caplog_lowtide):
+    lowtide.cap(model, "1GiB")
+    for _ in range(2):
+        model(x).backward()
+    assert sum("nothing to do" in line for line in caplog_lowtide) == 1
+
+
+def test_two_capped_models(x):
+    first, second = WithLoss(mlp()), WithLoss(mlp(depth=24))
+    expected = plain_gradients(first, x), plain_gradients(second, x)
+    lowtide.cap(first, "70%")
+    lowtide.cap(second, "50%")
+    (first(x) + second(x)).backward()
+    assert same(gradients(first), expected[0])
+    assert same(gradients(second), expected[1])
+    assert lowtide.plan_of(first).peak != lowtide.plan_of(second).peak
+
+
+def test_same_model_twice_in_one_step(model):
+    a, b = torch.randn(256, 32), torch.randn(256, 32)
+    twin = copy.deepcopy(model)
+    (twin(a) + twin(b)).backward()
+    lowtide.cap(model, "60%")
+    (model(a) + model(b)).backward()
+    assert same(gradients(model), gradients(twin))
+
+
+def test_under_data_loader_threads(model):
+    lowtide.cap(model, "60%")
+    batches = [torch.randn(256, 32) for _ in range(4)]
+    stop = threading.Event()
+
+    def load():
+        while not stop.is_set():
+            torch.randn(256, 32).sort()
+
+    threads = [threading.Thread(target=load) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for x in batches:
+            clear(model)
+            expected = plain_gradients(model, x)
+            model(x).backward()
+            assert same(gradients(model), expected)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_training_from_two_threads(model):
+    lowtide.cap(model, "60%")
+    x = torch.randn(256, 32)
+    expected = plain_gradients(model, x)
+    model(x).backward()
+    found = []
+
+    def work():
+        loss = model(x)
+        found.append(torch.autograd.grad(loss, list(model.parameters())))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(same(list(grads), expected) for grads in found)
+    assert len(found) == 2
+
+
+def test_gradient_accumulation_adds_inside_the_step(model, x):
+    twin = copy.deepcopy(model)
+    lowtide.cap(model, "75%")
+    for index in range(3):
+        twin(x).backward()
+        model(x).backward()
+        assert same(gradients(model), gradients(twin)), index
+
+    def step():
+        model(x).backward()
+
+    step()
+    taken = lowtide.measure(step)
+    plan = lowtide.plan_of(model)
+    assert taken.peak == plan.peak <= plan.budget
+
+
+def test_accumulation_needs_no_second_set_of_gradients():
+    model, x = WithLoss(mlp(width=128, depth=4)), torch.randn(8, 128)
+    clear(model)
+    model(x).backward()
+    kept = sum(p.grad.numel() * 4 for p in model.parameters())
+    least = lowtide.plan(model, x, budget="min").peak
+    lowtide.cap(model, "min")
+    assert lowtide.measure(lambda: model(x).backward()).peak == lowtide.plan_of(model).peak
+    assert lowtide.plan_of(model).peak < least + kept
+
+
+def test_autograd_grad_leaves_gradients_alone(model, x):
+    model(x).backward()
+    before = gradients(model)
+    expected = plain_gradients(_cleared(model), x)
+    lowtide.cap(model, "75%")
+    found = torch.autograd.grad(model(x), list(model.parameters()))
+    assert same(list(found), expected)
+    assert same(gradients(model), before)
+
+
+def _cleared(model):
+    twin = copy.deepcopy(model)
+    clear(twin)
+    return twin
+
+
+def test_parameter_hooks_see_gradients(model, x):
+    seen = []
+    lowtide.cap(model, "75%")
+    model(x).backward()
+    model.net[0].weight.register_hook(lambda grad: seen.append(grad.clone()))
+    model(x).backward()
+    assert len(seen) == 1
+    assert torch.equal(seen[0] * 2, model.net[0].weight.grad)
+
+
+def test_zero_grad_between_forward_and_backward(model, x):
+    expected = plain_gradients(model, x)
+    lowtide.cap(model, "75%")
+    for _ in range(3):
+        loss = model(x)
+        clear(model)
+        loss.backward()
+        assert same(gradients(model), expected)
+
+
+def test_optimizer_state_is_counted(model, x):
+    plain = lowtide.plan(model, x)
+    optimizer = torch.optim.Adam(model.parameters())
+    announced = lowtide.plan(model, x, optimizer=optimizer)
+    assert announced.graph.fixed["optimizer"] == announced.peak - plain.peak
+    model(x).backward()
+    optimizer.step()
+    clear(model)
+    there = lowtide.plan(model, x, optimizer=optimizer)
+    assert there.peak == announced.peak
+
+
+def test_training_reaches_the_same_weights(x):
+    torch.manual_seed(1)
+    model = WithLoss(nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), mlp(64)))
+    twin = copy.deepcopy(model)
+    lowtide.cap(model, "60%")
+    for one in (model, twin):
+        torch.manual_seed(2)
+        optimizer = torch.optim.AdamW(one.parameters())
+        for _ in range(4):
+            one(x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert same(list(model.state_dict().values()), list(twin.state_dict().values()))
+
+
+def test_given_plan_is_followed(model, x):
+    plan = lowtide.plan(model, x, budget="60%")
+    again = lowtide.Plan.from_json(plan.to_json())
+    assert again == plan
+    lowtide.cap(model, plan=again, prices="roofline")
+    assert lowtide.measure(lambda: model(x).backward()).peak == plan.peak
+    assert lowtide.plan_of(model).schedule == plan.schedule

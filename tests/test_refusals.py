@@ -1,0 +1,122 @@
+"""Bad input: a message that says what was asked and what is possible, and nothing lost."""
+
+import copy
+
+import pytest
+import torch
+
+import lowtide
+from test_api import WithLoss, gradients, mlp, same
+
+
+@pytest.fixture
+def model():
+    return WithLoss(mlp())
+
+
+@pytest.fixture
+def x():
+    return torch.randn(256, 32)
+
+
+@pytest.mark.parametrize("budget", [0, -1, "0GiB", "-5MB", "lots", "8 XiB", "", 1.5, None, True])
+def test_nonsense_budgets(model, x, budget):
+    with pytest.raises(lowtide.LowtideError, match="budget"):
+        lowtide.cap(model, budget)
+    assert model._compiled_call_impl is None
+    model(x).backward()
+
+
+def test_below_the_floor_says_what_is_possible(model, x):
+    model(x).backward()
+    before = gradients(model)
+    state = copy.deepcopy(model.state_dict())
+    random = torch.get_rng_state()
+    lowtide.cap(model, "20KiB")
+    with pytest.raises(lowtide.BudgetTooSmall) as caught:
+        model(x)
+    error = caught.value
+    assert error.budget == 20 * 1024 < error.smallest
+    for word in (
+        "20KiB",
+        "parameters",
+        "gradients",
+        "activations",
+        "test_api.py",
+        f"budget={error.smallest}",
+    ):
+        assert word in str(error)
+    assert sum(error.parts.values()) == error.smallest
+    assert same(gradients(model), before)
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), state.values(), strict=True))
+    assert torch.equal(torch.get_rng_state(), random)
+    lowtide.cap(model, error.smallest)
+    model(x).backward()
+
+
+def test_more_than_the_device_has(model, x):
+    lowtide.cap(model, "900TB")
+    with pytest.raises(lowtide.BudgetError, match="more than the device"):
+        model(x)
+    with pytest.raises(lowtide.BudgetError, match="more than the device"):
+        lowtide.plan(model, x, budget="200GiB", device="H200")
+
+
+def test_unknown_names(model, x):
+    for options, word in (
+        ({"executor": "warp"}, "eager"),
+        ({"method": "magic"}, "auto"),
+        ({"colour": 1}, "colour"),
+        ({"prices": "cheap"}, "measured"),
+    ):
+        with pytest.raises(lowtide.LowtideError, match=word):
+            lowtide.cap(model, "1GiB", **options)
+    with pytest.raises(lowtide.LowtideError, match="H200"):
+        lowtide.plan(model, x, device="TPU v99")
+
+
+def test_what_is_not_callable():
+    with pytest.raises(lowtide.LowtideError, match="function"):
+        lowtide.cap(3, "1GiB")
+    with pytest.raises(lowtide.LowtideError, match="not capped"):
+        lowtide.uncap(torch.nn.Linear(2, 2))
+
+
+def test_capped_part_of_a_model(model):
+    lowtide.cap(model.net, "1GiB")
+    with pytest.raises(lowtide.LowtideError, match="'net' inside"):
+        lowtide.cap(model, "1GiB")
+
+
+def test_plan_of_another_model(model, x):
+    other = lowtide.plan(WithLoss(mlp(depth=17)), x, budget="80%")
+    lowtide.cap(model, plan=other)
+    with pytest.raises(lowtide.PlanMismatch, match="another step"):
+        model(x)
+    other_batch = lowtide.plan(model, x[:128], budget="80%")
+    lowtide.cap(model, plan=other_batch)
+    with pytest.raises(lowtide.PlanMismatch, match="another step"):
+        model(x)
+
+
+def test_cut_short_file(model, x, tmp_path):
+    path = lowtide.plan(model, x, budget="80%").save(tmp_path / "plan.json")
+    whole = path.read_text()
+    path.write_text(whole[: len(whole) // 2])
+    with pytest.raises(lowtide.FormatError, match="cut short"):
+        lowtide.Plan.load(path)
+
+
+def test_verify_refuses_a_capped_model_and_an_idle_one(model, x):
+    lowtide.cap(model, "1GiB")
+    with pytest.raises(lowtide.LowtideError, match="uncap"):
+        lowtide.verify(model, x, budget="1GiB")
+    lowtide.uncap(model).eval()
+    with pytest.raises(lowtide.NothingToTrain, match="eval"):
+        lowtide.verify(model, x, budget="1GiB")
+    assert model._compiled_call_impl is None
+
+
+def test_optimizer_that_is_none(model, x):
+    with pytest.raises(lowtide.LowtideError, match="Optimizer"):
+        lowtide.plan(model, x, optimizer="adam")

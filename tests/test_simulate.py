@@ -1,0 +1,93 @@
+"""The simulator against a naive one, on valid and on broken schedules."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphs import chain, random_graph
+from lowtide.errors import ScheduleError
+from lowtide.graph import Graph
+from lowtide.schedule import Drop, Run, Schedule
+from lowtide.simulate import simulate
+from lowtide.solve.keep_all import keep_all
+from lowtide.solve.order import first_order, with_drops
+from naive import judge
+
+seeds = st.integers(0, 10_000)
+
+
+def random_schedule(graph: Graph, rng: Random) -> Schedule:
+    """Keeping everything, with some ops run again in the backward where what they need was there before."""
+    forward, backward = first_order(graph)
+    runs = list(backward)
+    for name in rng.sample(forward, min(len(forward), rng.randint(0, 4))):
+        if graph.op[name].kind != "pinned":
+            runs.insert(rng.randint(0, len(runs)), name)
+    return with_drops(graph, forward, runs)
+
+
+def broken(graph: Graph, schedule: Schedule, rng: Random) -> Schedule:
+    """The schedule with a few random edits: most of them make it invalid."""
+    parts = [list(schedule.forward), list(schedule.backward)]
+    names = [op.name for op in graph.ops] + ["nobody"]
+    values = [value.name for value in graph.values] + ["nothing"]
+    for _ in range(rng.randint(1, 3)):
+        part = rng.choice(parts)
+        at = rng.randint(0, len(part))
+        edit = rng.choice(["cut", "run", "drop", "swap"])
+        if edit == "run":
+            part.insert(at, Run(rng.choice(names)))
+        elif edit == "drop":
+            part.insert(at, Drop(rng.choice(values)))
+        elif part and edit == "cut":
+            del part[at % len(part)]
+        elif part:
+            other = rng.randrange(len(part))
+            part[at % len(part)], part[other] = part[other], part[at % len(part)]
+    return Schedule(tuple(parts[0]), tuple(parts[1]))
+
+
+def compare(graph: Graph, schedule: Schedule) -> None:
+    expected = judge(graph, schedule)
+    if expected.bad_step is not None:
+        with pytest.raises(ScheduleError) as caught:
+            simulate(graph, schedule)
+        assert caught.value.step == expected.bad_step
+        return
+    timeline = simulate(graph, schedule)
+    assert timeline.resident == expected.resident
+    assert timeline.peak == expected.peak
+    assert timeline.seconds == pytest.approx(expected.seconds)
+    assert timeline.again == pytest.approx(expected.again)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, st.integers(1, 9))
+def test_valid_schedules_get_the_naive_timeline(seed, n):
+    graph = random_graph(seed, n)
+    compare(graph, random_schedule(graph, Random(seed)))
+
+
+@settings(max_examples=120, deadline=None)
+@given(seeds, st.integers(1, 6))
+def test_broken_schedules_get_the_naive_verdict(seed, n):
+    graph = random_graph(seed, n)
+    rng = Random(seed)
+    compare(graph, broken(graph, random_schedule(graph, rng), rng))
+
+
+def test_the_boundary_counts_what_the_caller_holds():
+    graph = chain(3)
+    schedule = keep_all(graph)
+    peak = simulate(graph, schedule).peak
+    assert simulate(graph.replace(boundary=100), schedule).peak == 100 + peak - 1
+
+
+def test_dropping_a_value_before_its_last_use_is_refused_where_it_is_read():
+    graph = chain(3)
+    schedule = keep_all(graph)
+    steps = (Run("f0"), Run("f1"), Drop("f0"), Run("f2"), *schedule.forward[3:])
+    with pytest.raises(ScheduleError, match="reads 'f0', but that is not there"):
+        simulate(graph, Schedule(steps, schedule.backward))
