@@ -41,18 +41,20 @@ class Effort:
     """How much to search.
 
     There are `targets` on the way down, every `afresh`-th of them is also planned for from keeping
-    everything, once per exponent; then come `bisections`, and `fine` steps on the way up.
+    everything, once per exponent; then come `bisections`, and `fine` steps on the way up. `tolerance` is
+    that of `descend`.
     """
 
     targets: int
     afresh: int
     exponents: tuple[float, ...]
+    tolerance: float = 0.25
     bisections: int = 4
     fine: int = 48
 
 
 EFFORTS = (
-    (500, Effort(24, 2, (1.4, 1.0, 0.7))),
+    (500, Effort(24, 2, (1.4, 1.0, 0.7), tolerance=0.1)),
     (1000, Effort(18, 6, (1.4, 1.0))),
     (2000, Effort(16, 4, (1.4,))),
     (4000, Effort(8, 4, (1.4,), bisections=2, fine=24)),
@@ -160,7 +162,7 @@ class _Climb:
     def attempt(self, order: Sequence[int], exponent: float, target: int) -> Rung:
         """One descent from an order of runs to a target, cleaned up."""
         tape = Tape(self.facts, order)
-        descend(tape, target, exponent=exponent)
+        descend(tape, target, exponent=exponent, tolerance=self.effort.tolerance)
         prune(tape, max(target, tape.peak()))
         rung = _rung(tape)
         self.rungs.append(rung)

@@ -5,7 +5,7 @@ Problem: bring the resident bytes of every run of a tape under a budget, for lit
 Method: let the *excess* be the sum over runs of the bytes above the budget: an area, because it sees
 progress that the maximum hides. A *gap* is a stretch between two neighbouring events of a value over which
 it is only waiting. A move closes a gap: the value is dropped after the first event and its op runs again
-right before the second; what that op reads and is gone by then is kept until there or recomputed in turn.
+right before the second; what that op reads and is gone by then is kept or recomputed in turn (see `moves`).
 Moves are taken by least extra seconds per (excess removed)^exponent until the excess is zero. Then repeated
 runs that the budget does not need are taken away, dearest first.
 
@@ -21,21 +21,15 @@ Limits: a local search without a bound. It stalls where no move of at most `reac
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
 import numpy as np
 
+from .moves import Move, Moves
 from .tape import Tape
 
 __all__ = ["descend", "prune"]
-
-KEEP, MIXED, AGAIN = "keep", "mixed", "again"
-"""What a move does with inputs that are gone: keep them until there, keep only where that fits the budget,
-or recompute them."""
 
 LEAST_PROGRESS = 0.95
 """A descent gives up when going through all gaps leaves more than this share of the excess."""
@@ -43,58 +37,28 @@ LEAST_PROGRESS = 0.95
 REACH, LONGEST = 8, 32
 """How many runs a move may add, at first and once shorter moves no longer help."""
 
-TOLERANCE = 0.25
-"""A move is taken when its score is this close to the best known one, which may be out of date."""
-
-POLICIES = (KEEP, MIXED, AGAIN)
-
-
-@dataclass
-class Move:
-    """A way to close a gap.
-
-    It costs `seconds`, removes `gain` of the excess, runs the ops `runs` right before the gap's end, and
-    takes away the runs at the slots `later`, which are superfluous then.
-    """
-
-    seconds: float
-    gain: float
-    runs: Sequence[int] = ()
-    later: Sequence[int] = ()
-
-    def score(self, exponent: float) -> float:
-        """Less is better; a move that costs nothing is ranked by what it gains."""
-        if self.seconds <= 0:
-            return -self.gain
-        return float(self.seconds / self.gain**exponent)
-
 
 class Descent:
     """One greedy run over a tape towards a budget."""
 
-    def __init__(self, tape: Tape, budget: int, exponent: float, reach: int) -> None:
-        self.tape, self.budget, self.exponent, self.reach = tape, budget, exponent, reach
-        self.facts = tape.facts
+    def __init__(self, tape: Tape, budget: int, exponent: float, tolerance: float) -> None:
+        self.tape, self.facts, self.budget = tape, tape.facts, budget
+        self.exponent, self.tolerance = exponent, tolerance
+        self.moves = Moves(tape, budget, exponent, REACH)
         self.heap: list[tuple[float, int, int]] = []
-        self.added: list[int] = []
-        self.removed: list[tuple[int, int]] = []
 
     def run(self) -> bool:
         """Take moves until the budget holds (True) or none helps (False)."""
-        excess = self.excess()
+        excess = self.moves.excess()
         while excess:
             self.fill()
             self.drain()
-            before, excess = excess, self.excess()
+            before, excess = excess, self.moves.excess()
             if excess > LEAST_PROGRESS * before:
-                if self.reach >= LONGEST:
+                if self.moves.reach >= LONGEST:
                     return False
-                self.reach *= 4
+                self.moves.reach *= 4
         return True
-
-    def excess(self) -> int:
-        """The bytes above the budget, summed over all runs."""
-        return int(np.maximum(self.tape.mem - self.budget, 0).sum())
 
     def fill(self) -> None:
         """Put every gap that covers a run above the budget on the heap, with an optimistic score."""
@@ -120,33 +84,18 @@ class Descent:
         """Take moves until the heap is empty or the budget holds."""
         while self.heap:
             _, value, after = heapq.heappop(self.heap)
-            ways = self.ways(value, after)
+            ways = self.moves.ways(value, after)
             after = self.make_room(after, max(map(len, ways), default=0))
-            move = self.best(ways, after)
+            move = self.moves.best(ways, after)
             if move is None:
                 continue
             best = self.heap[0][0] if self.heap else inf
-            if move.score(self.exponent) > best + TOLERANCE * abs(best):
+            if move.score(self.exponent) > best + self.tolerance * abs(best):
                 self.push(value, after, move)
                 continue
             self.take(move, after)
             if self.tape.mem.max() <= self.budget:
                 return
-
-    def ways(self, value: int, after: int) -> list[list[int]]:
-        """The lists of ops that would close a gap; none when it is closed already."""
-        tape = self.tape
-        if tape.at[after] < 0 or value not in self.facts.reads[tape.at[after]]:
-            return []
-        before, _ = tape.around(value, after)
-        if tape.mem[before + 1 : after].max(initial=0) <= self.budget:
-            return []
-        ways: list[list[int]] = []
-        for policy in POLICIES:
-            runs = self.collect(value, after, policy)
-            if runs and runs not in ways:
-                ways.append(runs)
-        return ways
 
     def make_room(self, after: int, count: int) -> int:
         """See to it that there are free slots before a run; returns where that run is then."""
@@ -161,93 +110,12 @@ class Descent:
         ]
         return after + room
 
-    def best(self, ways: list[list[int]], after: int) -> Move | None:
-        """The best of several ways to close a gap, or None when none helps."""
-        best: Move | None = None
-        for runs in ways:
-            later = self.later(runs, after)
-            for hoist in (True, False) if later else (False,):
-                move = self.measure(runs, later if hoist else [], after)
-                if move.gain > 0 and (best is None or move.score(self.exponent) < best.score(self.exponent)):
-                    best = move
-        return best
-
-    def collect(self, value: int, after: int, policy: str) -> list[int]:
-        """The ops that a move runs before `after`, in order; none when they are more than `reach`."""
-        facts = self.facts
-        runs: list[int] = []
-        seen: set[int] = set()
-        todo = [(facts.writer[value], False)]
-        while todo:
-            op, ready = todo.pop()
-            if ready:
-                runs.append(op)
-                continue
-            if op in seen:
-                continue
-            seen.add(op)
-            if len(seen) > self.reach:
-                return []
-            todo.append((op, True))
-            if policy is not KEEP:
-                for other in facts.reads[op]:
-                    if facts.writer[other] not in seen and self.fetches(other, after, policy):
-                        todo.append((facts.writer[other], False))
-        return runs
-
-    def fetches(self, value: int, after: int, policy: str) -> bool:
-        """Whether an input has to be recomputed, rather than wait until there."""
-        tape = self.tape
-        before, there = tape.around(value, after)
-        if there or not self.facts.again[self.facts.writer[value]]:
-            return False
-        if policy is AGAIN:
-            return True
-        top = tape.mem[before + 1 : after].max(initial=0)
-        return int(top) + self.facts.size[value] > self.budget
-
-    def later(self, runs: list[int], after: int) -> list[int]:
-        """Later runs that are not needed when what the move recomputes is kept until there."""
-        tape, slots = self.tape, []
-        for op in runs[:-1]:
-            index = bisect_left(tape.runs[op], after)
-            if index < len(tape.runs[op]):
-                slots.append(tape.runs[op][index])
-        return slots
-
-    def measure(self, runs: list[int], later: list[int], after: int) -> Move:
-        """Apply a move, see what it does, and take it back."""
-        tape, seconds = self.tape, self.facts.seconds
-        cost = sum(seconds[op] for op in runs) - sum(seconds[tape.at[slot]] for slot in later)
-        self.apply(runs, later, after)
-        low, high = tape.low, tape.high + 1
-        new = int(np.maximum(tape.mem[low:high] - self.budget, 0).sum())
-        self.undo()
-        old = int(np.maximum(tape.mem[low:high] - self.budget, 0).sum())
-        return Move(cost, old - new, runs, later)
-
-    def apply(self, runs: Sequence[int], later: Sequence[int], after: int) -> None:
-        tape = self.tape
-        tape.low, tape.high = len(tape.at), 0
-        self.added = tape.room(after, len(runs))
-        self.removed = [(tape.at[slot], slot) for slot in later]
-        for op, slot in zip(runs, self.added, strict=True):
-            tape.insert(op, slot)
-        for slot in later:
-            tape.remove(slot)
-
-    def undo(self) -> None:
-        for op, slot in reversed(self.removed):
-            self.tape.insert(op, slot)
-        for slot in reversed(self.added):
-            self.tape.remove(slot)
-
     def take(self, move: Move, after: int) -> None:
         """Apply a move for good, and put the gaps it made on the heap."""
         tape, facts = self.tape, self.facts
-        self.apply(move.runs, move.later, after)
+        self.moves.apply(move.runs, move.later, after)
         seen = set()
-        for slot in self.added:
+        for slot in self.moves.added:
             op = tape.at[slot]
             for other in facts.reads[op] + facts.writes[op]:
                 if other not in seen and facts.again[facts.writer[other]]:
@@ -269,9 +137,12 @@ class Descent:
                 self.push(value, after, Move(facts.seconds[facts.writer[value]], gain))
 
 
-def descend(tape: Tape, budget: int, *, exponent: float = 1.0, reach: int = REACH) -> bool:
-    """Add repeated runs until nothing is above the budget; whether that was reached."""
-    return Descent(tape, budget, exponent, reach).run()
+def descend(tape: Tape, budget: int, *, exponent: float = 1.0, tolerance: float = 0.1) -> bool:
+    """Add repeated runs until nothing is above the budget; whether that was reached.
+
+    A move is taken when its score is within `tolerance` of the best known one, which may be out of date.
+    """
+    return Descent(tape, budget, exponent, tolerance).run()
 
 
 def prune(tape: Tape, budget: int) -> None:
