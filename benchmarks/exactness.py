@@ -3,13 +3,15 @@
     PYTHONPATH=src python benchmarks/exactness.py --out benchmarks/results/exactness-h200.jsonl
 
 Each network runs in a process of its own: plain PyTorch first (twice, to see whether its own gradients
-repeat), then Lowtide above the natural peak, at shares of the uncapped peak, and at the smallest budget.
+repeat), then with torch.utils.checkpoint around every block, then Lowtide above the natural peak, at shares of
+the uncapped peak, and at the smallest budget. A network that the results file already has is skipped.
 Peaks are `max_memory_allocated`; step times are the median of the timed steps of a forward and a backward.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import subprocess
@@ -19,11 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import lowtide
-from networks import NETWORKS
+from networks import NETWORKS, Bottleneck, DenseBlock, GPTBlock
 
-SHARES = ("100%", "80%", "60%", "45%", "35%", "min")
+SHARES = ("80%", "60%", "45%", "min")
+BLOCKS = (GPTBlock, Bottleneck, DenseBlock)
 
 
 def run_step(model: Any, batch: Any) -> torch.Tensor:
@@ -37,18 +41,41 @@ def clear(model: torch.nn.Module) -> None:
         parameter.grad = None
 
 
-def outcome(model: torch.nn.Module, batch: Any, state: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Loss, gradients and buffers of one step from a fixed state, on the host."""
+class Checkpointed:
+    """A model whose blocks are recomputed by torch.utils.checkpoint, while the context lasts."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.blocks = [module for module in model.modules() if isinstance(module, BLOCKS)]
+
+    def __enter__(self) -> Checkpointed:
+        for block in self.blocks:
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for block in self.blocks:
+            del block.forward
+
+
+Outcome = tuple[list[torch.Tensor], list[torch.Tensor]]
+
+
+def outcome(model: torch.nn.Module, batch: Any, state: dict[str, torch.Tensor]) -> Outcome:
+    """Loss and gradients, and buffers, of one step from a fixed state, on the host."""
     model.load_state_dict(state)
     clear(model)
     torch.manual_seed(1)
     loss = run_step(model, batch)
-    tensors = [loss, *(p.grad for p in model.parameters()), *model.buffers()]
-    return [tensor.cpu() for tensor in tensors]
+    gradients = [loss, *(p.grad for p in model.parameters())]
+    return [tensor.cpu() for tensor in gradients], [buffer.cpu() for buffer in model.buffers()]
 
 
-def same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+def compare(left: Outcome, right: Outcome) -> dict[str, str]:
+    words = []
+    for one, other in zip(left, right, strict=True):
+        equal = all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        words.append("identical" if equal else "differ")
+    return dict(zip(("gradients", "buffers"), words, strict=True))
 
 
 def clock(model: torch.nn.Module, batch: Any, steps: int) -> dict[str, float]:
@@ -80,10 +107,15 @@ def bench(name: str, steps: int, shares: tuple[str, ...]) -> list[dict[str, Any]
         "lowtide": lowtide.__version__,
     }
     plain = outcome(model, batch, state)
-    repeats = same(plain, outcome(model, batch, state))
+    repeats = compare(plain, outcome(model, batch, state))
     eager = clock(model, batch, steps)
-    rows = [{**facts, "tool": "eager", "gradients": "repeatable" if repeats else "not repeatable", **eager}]
+    rows: list[dict[str, Any]] = [{**facts, "tool": "eager", **repeats, **eager}]
     say(rows[-1], eager["seconds"])
+    with Checkpointed(model) as wrapped:
+        if wrapped.blocks:
+            found = compare(plain, outcome(model, batch, state))
+            rows.append({**facts, "tool": "checkpoint", **found, **clock(model, batch, steps)})
+            say(rows[-1], eager["seconds"])
     natural = None
     for share in ("above", *shares):
         budget: Any = share
@@ -101,7 +133,7 @@ def bench(name: str, steps: int, shares: tuple[str, ...]) -> list[dict[str, Any]
             row |= {"budget": plan.budget, "predicted_peak": plan.peak, "predicted_extra": plan.extra}
             row |= {"setup_seconds": time.perf_counter() - start, "ops": len(plan.graph.ops)}
             row |= {"prices": plan.graph.prices, "method": plan.method}
-            row["gradients"] = "identical" if same(plain, capped) else "differ"
+            row |= compare(plain, capped)
             row |= clock(model, batch, steps)
             natural = natural or plan.peak
         except lowtide.BudgetTooSmall as error:
@@ -117,10 +149,11 @@ def say(row: dict[str, Any], base: float) -> None:
     peak = row.get("measured_peak", 0)
     gap = "" if predicted is None else f"{(peak - predicted) / predicted:+8.3%}"
     print(
-        f"{row['network']:12} {row['tool']:8} {row.get('share', ''):6} "
+        f"{row['network']:12} {row['tool']:10} {row.get('share', ''):6} "
         f"predicted {(predicted or 0) / 2**20:9.1f} measured {peak / 2**20:9.1f} MiB {gap:9} "
         f"{row.get('seconds', 0) * 1e3:7.1f} ms ({row.get('seconds', 0) / base - 1:+6.1%}, planned "
         f"{row.get('predicted_extra', 0):+6.1%}) {row.get('gradients', row.get('error'))} "
+        f"{row.get('buffers', '')} "
         f"setup {row.get('setup_seconds', 0):.0f} s",
         flush=True,
     )
@@ -140,13 +173,16 @@ def main() -> None:
     if args.child:
         rows = bench(names[0], args.steps, tuple(args.shares.split(",")))
         if args.out:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
             with args.out.open("a") as file:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
         return
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text("")
+    done = set()
+    if args.out and args.out.exists():
+        done = {json.loads(line)["network"] for line in args.out.read_text().splitlines()}
     for name in names:
+        if name in done:
+            continue
         command = [sys.executable, __file__, *sys.argv[1:], "--child", "--networks", name]
         subprocess.run(command, check=False)
 

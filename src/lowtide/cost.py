@@ -24,7 +24,7 @@ from .allocator import rounded
 from .devices import Device, describe, find_device
 from .graph import Graph, Op, Value
 from .lift import Lifted
-from .nodes import tensors_of
+from .nodes import is_item, tensors_of
 from .pricelist import Price, PriceList
 
 __all__ = ["price"]
@@ -168,7 +168,12 @@ def _try_op(node: fx.Node, device: torch.device) -> Price:
 
 
 def _made_up(node: fx.Node) -> Any:
+    """Inputs for a trial run; what only an op itself can make (seeds, indices) comes from running that op."""
     value = node.meta["val"]
+    if is_item(node) and isinstance(value, torch.Tensor) and not value.dtype.is_floating_point:
+        source: Any = node.args[0]
+        args, kwargs = fx.map_arg((source.args, source.kwargs), _made_up)
+        return source.target(*args, **kwargs)[node.args[1]]
     if isinstance(value, list | tuple):
         return type(value)(_made_up_tensor(item) for item in value)
     return _made_up_tensor(value)
@@ -196,7 +201,7 @@ def _clock_for(device: torch.device) -> Callable[[Callable[[], Any], torch.devic
 
 
 def _time_on_cpu(call: Callable[[], Any], device: torch.device) -> Price:
-    sizes = _output_sizes(call())
+    sizes = _output_sizes(call(), device)
     best = float("inf")
     spent = 0.0
     for _ in range(_Clock.repeats):
@@ -216,7 +221,7 @@ def _time_on_cuda(call: Callable[[], Any], device: torch.device) -> Price:
     before = torch.cuda.memory_allocated(device)
     outputs = call()
     torch.cuda.synchronize(device)
-    sizes = _output_sizes(outputs)
+    sizes = _output_sizes(outputs, device)
     workspace = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     del outputs
     booked = sum(rounded(size, device) for size in sizes)
@@ -232,9 +237,13 @@ def _time_on_cuda(call: Callable[[], Any], device: torch.device) -> Price:
     return Price(sorted(times)[len(times) // 2], workspace, sizes)
 
 
-def _output_sizes(outputs: Any) -> tuple[int, ...]:
+def _output_sizes(outputs: Any, device: torch.device) -> tuple[int, ...]:
+    """The bytes of each output on the device."""
     items: Iterable[Any] = outputs if isinstance(outputs, list | tuple) else [outputs]
-    return tuple(item.untyped_storage().nbytes() if isinstance(item, torch.Tensor) else 0 for item in items)
+    there = [
+        item if isinstance(item, torch.Tensor) and item.device.type == device.type else None for item in items
+    ]
+    return tuple(0 if item is None else item.untyped_storage().nbytes() for item in there)
 
 
 class _untouched:  # noqa: N801  # reads as a verb where it is used

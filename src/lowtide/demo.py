@@ -3,8 +3,8 @@
     python -m lowtide.demo
 
 A character-level transformer learns from the Python manual's help topics, which ship with Python. It is
-trained twice from the same weights on the same batches: once as it is, once with its activations capped at 40 %
-of what they take. Everything runs on the CPU; the plan is written as an HTML report.
+trained twice from the same weights on the same batches: as it is, and with its activations capped at 40 % of
+what they take. Everything runs on the CPU; the plan is written as an HTML report.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Block(nn.Module):
         q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.drop(self.proj(y.transpose(1, 2).reshape(batch, length, width)))
-        return x + self.drop(self.down(functional.gelu(self.up(self.norm2(x)))))
+        x = x + self.drop(self.down(functional.gelu(self.up(self.norm2(x)))))
+        return x
 
 
 class LanguageModel(nn.Module):
