@@ -3,8 +3,8 @@
     PYTHONPATH=src python benchmarks/exactness.py --out benchmarks/results/exactness-h200.jsonl
 
 Each network runs in a process of its own: plain PyTorch first (twice, to see whether its own gradients
-repeat), then with torch.utils.checkpoint around every block, then Lowtide above the natural peak, at shares of
-the uncapped peak, and at the smallest budget. A network that the results file already has is skipped.
+repeat), then with torch.utils.checkpoint around every block, then Lowtide above the natural peak, at
+shares of the uncapped peak, and at the smallest budget. A network that the results file has is skipped.
 Peaks are `max_memory_allocated`; step times are the median of the timed steps of a forward and a backward.
 """
 
@@ -105,6 +105,7 @@ def bench(name: str, steps: int, shares: tuple[str, ...]) -> list[dict[str, Any]
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "lowtide": lowtide.__version__,
+        "command": f"PYTHONPATH=src python {' '.join(sys.argv[:-3])} --networks {name}",
     }
     plain = outcome(model, batch, state)
     repeats = compare(plain, outcome(model, batch, state))

@@ -1,0 +1,100 @@
+"""Make the tables of the documents from the committed results, so that no figure is typed by hand.
+
+python benchmarks/tables.py            # writes them
+python benchmarks/tables.py --check    # exit status 1 where a document is not up to date
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = ("README.md", "docs/exactness.md")
+NAMES = {
+    "gpt": "GPT, 12 layers, d=1024, 16 x 1024 tokens, bf16",
+    "resnet50": "ResNet-50, batch 96",
+    "resnet152": "ResNet-152, batch 48",
+    "vgg19": "VGG-19, batch 64",
+    "densenet161": "DenseNet-161, batch 32",
+}
+
+
+def read(name: str) -> list[dict[str, Any]]:
+    lines = (ROOT / "benchmarks" / "results" / name).read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def mib(size: float) -> str:
+    return f"{size / 2**20:,.0f}"
+
+
+def tool(row: dict[str, Any]) -> str:
+    if row["tool"] != "lowtide":
+        return {"eager": "PyTorch", "checkpoint": "torch.utils.checkpoint per block"}[row["tool"]]
+    share = row["share"]
+    return "Lowtide, " + {"above": "cap above the peak", "min": "smallest peak"}.get(share, f"cap at {share}")
+
+
+def exactness(short: bool) -> str:
+    rows = read("exactness-h200.jsonl")
+    head = (
+        "| step | tool | predicted peak, MiB | measured peak, MiB | step time | loss, gradients | buffers |"
+    )
+    lines = [head, "|---|---|---|---|---|---|---|"]
+    for network, name in NAMES.items():
+        mine = [row for row in rows if row["network"] == network]
+        base = mine[0]
+        for row in mine:
+            if short and (network not in ("gpt", "resnet50") or row.get("share") == "80%"):
+                continue
+            lines.append(exactness_line(row, base, name))
+    return "\n".join(lines)
+
+
+def exactness_line(row: dict[str, Any], base: dict[str, Any], name: str) -> str:
+    if "error" in row:
+        text = f"refused: the smallest peak is {mib(row['smallest'])}"
+        return f"| {name} | {tool(row)} | {text} | | | | |"
+    predicted = mib(row["predicted_peak"]) if "predicted_peak" in row else ""
+    slower = "" if row is base else f" ({row['seconds'] / base['seconds'] - 1:+.1%})"
+    repeatable = base["gradients"] == "identical"
+    gradients = row["gradients"] if repeatable else "PyTorch's own differ from run to run"
+    cells = [name, tool(row), predicted, mib(row["measured_peak"]), f"{row['seconds'] * 1e3:.1f} ms{slower}"]
+    return f"| {' | '.join([*cells, gradients, row['buffers']])} |"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "exactness": lambda: exactness(short=True),
+    "exactness-all": lambda: exactness(short=False),
+}
+
+
+def fill(text: str) -> str:
+    def table(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{TABLES[match[2]]()}\n{match[3]}"
+
+    return re.sub(r"(<!-- table: ([\w-]+) -->)\n.*?(<!-- end -->)", table, text, flags=re.DOTALL)
+
+
+def main() -> int:
+    stale = []
+    for name in DOCUMENTS:
+        path = ROOT / name
+        old = path.read_text()
+        new = fill(old)
+        if new != old and "--check" in sys.argv:
+            stale.append(name)
+        elif new != old:
+            path.write_text(new)
+    if stale:
+        print(f"not up to date: {', '.join(stale)}; run python benchmarks/tables.py")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
