@@ -6,6 +6,7 @@ fails with a clear message when one is missing, and `missing_names` tells a user
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,14 @@ NAMES: dict[str, tuple[str, str]] = {
     "FakeTensorMode": ("torch._subclasses.fake_tensor:FakeTensorMode", "2.11-2.13"),
     "TorchDispatchMode": ("torch.utils._python_dispatch:TorchDispatchMode", "2.11-2.13"),
     "without_modes": ("torch.utils._python_dispatch:_disable_current_modes", "2.11-2.13"),
+    "count_modes": ("torch._C:_len_torch_dispatch_stack", "2.11-2.13"),
+    "push_mode": ("torch.utils._python_dispatch:_push_mode", "2.11-2.13"),
+    "pop_mode": ("torch.utils._python_dispatch:_pop_mode", "2.11-2.13"),
+    "without_autocast": ("torch._C:_DisableAutocast", "2.11-2.13"),
+    "call_module": ("torch.nn.modules.module:Module._call_impl", "2.11-2.13"),
+    "Operator": ("torch._ops:OperatorBase", "2.11-2.13"),
+    "OpOverload": ("torch._ops:OpOverload", "2.11-2.13"),
+    "DispatchKey": ("torch._C:DispatchKey", "2.11-2.13"),
     "tree_map_only": ("torch.utils._pytree:tree_map_only", "2.11-2.13"),
     "tree_leaves": ("torch.utils._pytree:tree_leaves", "2.11-2.13"),
     "tree_flatten": ("torch.utils._pytree:tree_flatten", "2.11-2.13"),
@@ -42,6 +51,7 @@ def find(place: str) -> Any:
     return found
 
 
+@functools.cache  # some are asked for at every step, and one for every gradient
 def private(name: str) -> Any:
     """The private torch object behind a name of `NAMES`."""
     place, versions = NAMES[name]
@@ -73,9 +83,6 @@ def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     return function
 
 
-_PYTHON_KEYS = (torch._C.DispatchKey.Autograd, torch._C.DispatchKey.CompositeImplicitAutograd)
-
-
 @contextmanager
 def eager_kernels() -> Iterator[None]:
     """Trace resizing ops as the kernels that eager runs (`py_kernels` seen in 2.11-2.13).
@@ -83,10 +90,9 @@ def eager_kernels() -> Iterator[None]:
     For these torch keeps Python decompositions that only tracing uses: a dozen ops in place of one kernel,
     slower without a fusing compiler, and rounded differently.
     """
+    keys = (private("DispatchKey").Autograd, private("DispatchKey").CompositeImplicitAutograd)
     ops = [op for op in _overloads(torch.ops.aten) if "upsample" in str(op)]
-    taken = [
-        (op, {key: op.py_kernels.pop(key) for key in _PYTHON_KEYS if key in op.py_kernels}) for op in ops
-    ]
+    taken = [(op, {key: op.py_kernels.pop(key) for key in keys if key in op.py_kernels}) for op in ops]
     for op in ops:
         op._dispatch_cache.clear()
     try:

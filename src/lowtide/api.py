@@ -10,13 +10,16 @@ import torch
 
 from ._torch import private
 from .capped import Capped, _clear_errors
-from .capture import Captured, Piece
+from .capture import Captured, Piece, capturing
 from .errors import CaptureError, LowtideError
+from .meta import fakes_for_meta
 from .options import Options
 from .plan import Plan
 from .units import Budget
 
 __all__ = ["cap", "plan", "plan_of", "uncap"]
+
+_call_module = private("call_module")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,13 +54,18 @@ def cap(
     inner = [name for name, part in model.named_modules() if name and _capped(part) is not None]
     if inner:
         raise LowtideError(f"{inner[0]!r} inside this model is capped already; lowtide.uncap it first")
+    if model._compiled_call_impl is not None and _capped(model) is None:
+        raise LowtideError(
+            "this model is compiled in place already (model.compile()); cap it instead of compiling it, or "
+            'compile it with backend="lowtide"'
+        )
     model._compiled_call_impl = Capped(_call_of(model), chosen, module=model)
     return model
 
 
 def _call_of(module: torch.nn.Module) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        return torch.nn.Module._call_impl(module, *args, **kwargs)
+        return _call_module(module, *args, **kwargs)
 
     return call
 
@@ -109,11 +117,11 @@ def plan(
     """The plan of a training step, made under fake tensors: nothing is computed, nothing allocated.
 
     `device` names a device that is not here, as in "H200" or "A100": its allocator's rounding, its memory and
-    its rates are used. Without a budget the plan keeps everything. Keyword arguments of the step go into
-    `kwargs`.
+    its rates are used. A module on the meta device is planned as on the CPU. Without a budget the plan keeps
+    everything. Keyword arguments of the step go into `kwargs`.
 
     >>> plan(torch.nn.Linear(4, 4), torch.ones(2, 4)).peak
-    240
+    256
     """
     chosen = Options.make(budget, prices=prices, **options)
     piece = Piece(chosen, target=device, only_plan=True)
@@ -124,8 +132,14 @@ def plan(
 
     step = torch.compile(_once(function), backend=backend, fullgraph=True, dynamic=False)
     try:
-        with _clear_errors(), private("without_modes")(), torch.enable_grad():
-            step(*batch, **(kwargs or {}))
+        with (
+            capturing,
+            _clear_errors(),
+            private("without_modes")(),
+            torch.enable_grad(),
+            fakes_for_meta(model, (batch, kwargs or {})) as (args, named),
+        ):
+            step(*args, **named)
     except private("BackendCompilerFailed") as error:
         if not isinstance(error.inner_exception, Captured):
             raise

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ._torch import private
-from .capture import Piece
+from .capture import Piece, capturing
 from .errors import CaptureError, GraphBreak, LowtideError
 from .options import Options
 from .plan import Plan
@@ -30,8 +30,6 @@ __all__ = ["Capped"]
 
 log = logging.getLogger("lowtide")
 
-_capturing = threading.RLock()
-
 
 @dataclass
 class Entry:
@@ -39,12 +37,13 @@ class Entry:
 
     call: Callable[..., Any]
     pieces: list[Piece] = field(default_factory=list)
+    ran: list[Piece] = field(default_factory=list)
     beside: dict[int, Plan] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the step, or of its largest piece."""
-        plans = [piece.plan for piece in self.pieces if piece.plan is not None]
+        """The plan of the last step, or of its largest piece."""
+        plans = [piece.plan for piece in self.ran if piece.plan is not None]
         return max(plans, key=lambda plan: plan.peak, default=None)
 
     def plan_with(self, present: int) -> Plan | None:
@@ -61,7 +60,7 @@ class Entry:
 
     def gradients(self) -> int:
         """Bytes of gradients that are there now and that the plan does not count."""
-        refs = [ref for piece in self.pieces if not piece.accumulating for ref in piece.parameters]
+        refs = [ref for piece in self.ran if not piece.accumulating for ref in piece.parameters]
         grads = [p.grad for ref in refs if (p := ref()) is not None and p.grad is not None]
         return sum(grad.numel() * grad.element_size() for grad in grads)
 
@@ -88,20 +87,21 @@ class Capped:
         entry = self.entry(args, kwargs)
         before = len(entry.pieces)
         present = entry.gradients()
+        entry.ran = []
         try:
             with self.one_at_a_time(entry), _clear_errors(), _without_foreign_modes():
                 result = entry.call(*args, **kwargs)
         except BaseException:
             self.forget_failed(entry)
             raise
-        self.plan = entry.plan_with(present)
+        self.plan = entry.plan_with(present) or self.plan
         if len(entry.pieces) > before:
             self.say_plans(entry.pieces[before:])
         return result
 
     def one_at_a_time(self, entry: Entry) -> AbstractContextManager[Any]:
         """Let only one thread capture at a time; planned steps need no lock."""
-        return nullcontext() if entry.pieces else _capturing
+        return nullcontext() if entry.pieces else capturing
 
     def trains(self) -> bool:
         if not torch.is_grad_enabled():
@@ -145,7 +145,12 @@ class Capped:
             piece = Piece(self.options)
             run = piece.compile(module, inputs)
             entry.pieces.append(piece)
-            return _with_foreign_modes(run)
+
+            def call(*args: Any) -> Any:
+                entry.ran.append(piece)
+                return run(*args)
+
+            return _with_foreign_modes(call)
 
         entry.call = torch.compile(
             entry.call, backend=backend, fullgraph=not self.options.allow_breaks, dynamic=False
@@ -155,7 +160,7 @@ class Capped:
     def forget_failed(self, entry: Entry) -> None:
         """An entry that never got a plan is not kept: the next call starts anew."""
         with self.lock:
-            if entry.plan is None:
+            if not any(piece.plan for piece in entry.pieces):
                 self.entries = OrderedDict((k, e) for k, e in self.entries.items() if e is not entry)
 
     def say_plans(self, pieces: list[Piece]) -> None:
@@ -253,7 +258,7 @@ def _without_foreign_modes():  # type: ignore[no-untyped-def]
 
     torch.compile silently runs a function uncompiled under a dispatch mode that it does not know.
     """
-    if not torch._C._len_torch_dispatch_stack():
+    if not private("count_modes")():
         yield
         return
     with private("without_modes")() as modes:
@@ -273,11 +278,11 @@ def _with_foreign_modes(run: Callable[..., Any]) -> Callable[..., Any]:
             return run(*args)
         try:
             for mode in modes:
-                torch.utils._python_dispatch._push_mode(mode)
+                private("push_mode")(mode)
             return run(*args)
         finally:
             for _ in modes:
-                torch.utils._python_dispatch._pop_mode()
+                private("pop_mode")()
             _foreign.modes = modes
 
     return call

@@ -7,6 +7,7 @@ lift, price, solve, lower. What AOTAutograd runs afterwards are the two function
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,11 @@ from .rewrite import prune_tangents, remove_dead
 from .run.eager import compile_graph
 from .trace import Trace, make_trace
 
-__all__ = ["Captured", "Piece"]
+__all__ = ["Captured", "Piece", "capturing"]
+
+
+capturing = threading.RLock()
+"""Held while a step is captured: one capture at a time in the process."""
 
 
 class Captured(Exception):  # noqa: N818  # not an error: it ends a capture that must not run
@@ -52,7 +57,7 @@ class Piece:
     roles: list[tuple[str, str]] = field(default_factory=list)
     accumulating: frozenset[int] = frozenset()
     trace: Trace | None = None
-    output_names: tuple[str, ...] = ()
+    expected: tuple[bool, ...] = ()
 
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The function that runs this piece; it takes and gives what the module does."""
@@ -69,6 +74,7 @@ class Piece:
                 partition_fn=self.partition,
                 keep_inference_input_mutations=True,
             )
+        self.trace = None
 
         def call(*args: Any) -> Any:
             results = run(*args)
@@ -84,6 +90,12 @@ class Piece:
             raise CaptureError(
                 "a plan is made for fixed shapes, but torch.compile traced this step with symbolic ones; "
                 "compile with dynamic=False, or use lowtide.cap, which keeps a plan per shape"
+            )
+        if any(isinstance(item, torch.Tensor) and item.is_meta for item in inputs):
+            raise CaptureError(
+                "the step has tensors on the meta device, where some operators have no derivative: its trace "
+                "would lack part of the backward. lowtide.plan takes a module on the meta device and its "
+                "batch; a function, or a step that runs, needs tensors on a device"
             )
         self.roles = [_role(node, item) for node, item in zip(nodes, inputs, strict=True)]
         self.parameters = [weakref.ref(item) for item in inputs if isinstance(item, torch.nn.Parameter)]
@@ -104,6 +116,7 @@ class Piece:
             differentiate=self.differentiate,
             accumulating=self.accumulating,
         )
+        self.expected = tuple(node in self.trace.expected for node in self.trace.tangents)
         lifted = self.priced(lift(self.trace, find_device(self.target) if self.target else None))
         self.plan = self.make_plan(lifted.graph)
         if self.only_plan:
@@ -161,9 +174,7 @@ class Piece:
         return compile_graph(module, "forward")
 
     def compile_backward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
-        assert self.trace is not None
-        expected = [node in self.trace.expected for node in self.trace.tangents]
-        return Backward(module, expected).boxed()
+        return Backward(module, self.expected).boxed()
 
     def compile_inference(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
         if self.options.allow_breaks and not self.only_plan:
@@ -178,7 +189,7 @@ class Piece:
 class Backward:
     """The backward's function, in one form per set of gradients that come."""
 
-    def __init__(self, module: fx.GraphModule, expected: list[bool]) -> None:
+    def __init__(self, module: fx.GraphModule, expected: tuple[bool, ...]) -> None:
         self.module = module
         self.expected = expected
         self.forms: dict[tuple[int, ...], Callable[[list[Any]], Any]] = {

@@ -257,7 +257,7 @@ class _untouched:  # noqa: N801  # reads as a verb where it is used
             torch.random.fork_rng(devices=self.devices),
             private("without_modes")(),
             torch.no_grad(),
-            torch._C._DisableAutocast(),
+            private("without_autocast")(),
         ]
         for context in self.contexts:
             context.__enter__()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ._torch import private
 from .accumulate import is_accumulation
 from .allocator import rounded
 from .batchnorm import UPDATES_STATISTICS
@@ -226,7 +227,5 @@ def target_name(node: fx.Node) -> str:
     """The operator's name, as in `aten.mm.default`."""
     target = node.target
     return (
-        str(target)
-        if isinstance(target, torch._ops.OperatorBase)
-        else getattr(target, "__name__", str(target))
+        str(target) if isinstance(target, private("Operator")) else getattr(target, "__name__", str(target))
     )

@@ -71,9 +71,12 @@ class Plan:
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
     def _repr_html_(self) -> str:
+        """The report in a frame of its own, so that its style stays out of the notebook's."""
+        from html import escape
+
         from .report.page import page
 
-        return page(self)
+        return f'<iframe srcdoc="{escape(page(self))}" width="100%" height="700" style="border:0"></iframe>'
 
     def report(self, path: str | Path) -> Path:
         """Write the plan as one self-contained HTML file and return its path."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch import boxed
+from .._torch import boxed, private
 
 __all__ = ["compile_graph", "source_of"]
 
@@ -93,7 +93,7 @@ _GETITEM = operator.getitem
 
 def _direct(target: Any) -> Any:
     """The operator behind its Python wrapper, which costs a fifth of a small op's time (2.11-2.13)."""
-    return target._op if isinstance(target, torch._ops.OpOverload) else target
+    return target._op if isinstance(target, private("OpOverload")) else target
 
 
 def _is_special(value: Any) -> bool:

@@ -1,0 +1,98 @@
+"""What a user may lean on: the names, the version, the types, the examples in the docstrings."""
+
+import ast
+import doctest
+import importlib
+import inspect
+import pkgutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import lowtide
+
+ROOT = Path(lowtide.__file__).parent
+MODULES = ["lowtide", *(found.name for found in pkgutil.walk_packages(lowtide.__path__, "lowtide."))]
+WITHOUT_TORCH = ["graph", "schedule", "simulate", "jsonform", "units", "errors", "plan"]
+
+
+def test_names():
+    assert lowtide.__all__ == [
+        "BudgetError",
+        "BudgetTooSmall",
+        "CaptureError",
+        "Drop",
+        "FormatError",
+        "Graph",
+        "GraphBreak",
+        "LowtideError",
+        "Measurement",
+        "NothingToTrain",
+        "Op",
+        "Plan",
+        "PlanMismatch",
+        "Run",
+        "Schedule",
+        "ScheduleError",
+        "Timeline",
+        "UnsupportedBackward",
+        "Value",
+        "Verification",
+        "cap",
+        "measure",
+        "plan",
+        "plan_of",
+        "simulate",
+        "uncap",
+        "verify",
+    ]
+    assert lowtide.__all__ == sorted(lowtide.__all__)
+
+
+@pytest.mark.parametrize("name", lowtide.__all__)
+def test_name_is_documented(name):
+    own = vars(getattr(lowtide, name))["__doc__"] if inspect.isclass(getattr(lowtide, name)) else None
+    text = own or inspect.getdoc(getattr(lowtide, name))
+    assert text
+    assert not text.startswith(f"{name}(")
+
+
+def test_version_is_that_of_the_project():
+    project = ROOT.parent.parent / "pyproject.toml"
+    assert tomllib.loads(project.read_text())["project"]["version"] == lowtide.__version__
+
+
+def test_types_ship():
+    assert (ROOT / "py.typed").exists()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_run(name):
+    module = importlib.import_module(name)
+    assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module_lists_its_names(name):
+    module = importlib.import_module(name)
+    assert module.__doc__
+    for listed in getattr(module, "__all__", ()):
+        assert hasattr(module, listed)
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").partition(".")[0] if not node.level else ""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*(ROOT / f"{name}.py" for name in WITHOUT_TORCH), *sorted((ROOT / "solve").glob("*.py"))],
+    ids=lambda path: path.stem,
+)
+def test_planning_itself_knows_no_torch(path):
+    assert "torch" not in set(imports(path))
