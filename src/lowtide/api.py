@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import torch
 
 from ._torch import private
-from .capped import Capped, _clear_errors
+from .breaks import clear_errors
+from .capped import Capped, fresh
 from .capture import Captured, Piece, capturing
 from .errors import CaptureError, LowtideError
 from .meta import fakes_for_meta
@@ -130,11 +131,11 @@ def plan(
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         return piece.compile(module, inputs)
 
-    step = torch.compile(_once(function), backend=backend, fullgraph=True, dynamic=False)
+    step = torch.compile(fresh(function), backend=backend, fullgraph=True, dynamic=False)
     try:
         with (
             capturing,
-            _clear_errors(),
+            clear_errors(),
             private("without_modes")(),
             torch.enable_grad(),
             fakes_for_meta(model, (batch, kwargs or {})) as (args, named),
@@ -146,9 +147,3 @@ def plan(
     if piece.plan is None:
         raise CaptureError("torch captured no graph: the step has no tensor operation")
     return piece.plan
-
-
-def _once(function: Callable[..., Any]) -> Callable[..., Any]:
-    from .capped import _fresh
-
-    return _fresh(function)

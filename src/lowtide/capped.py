@@ -11,22 +11,23 @@ import threading
 import types
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ._torch import private
+from .breaks import clear_errors
 from .capture import Piece, capturing
-from .errors import CaptureError, GraphBreak, LowtideError
+from .errors import CaptureError
+from .modes import with_foreign_modes, without_foreign_modes
 from .options import Options
 from .plan import Plan
 from .simulate import simulate
 from .units import format_bytes
 
-__all__ = ["Capped"]
+__all__ = ["Capped", "fresh"]
 
 log = logging.getLogger("lowtide")
 
@@ -89,7 +90,7 @@ class Capped:
         present = entry.gradients()
         entry.ran = []
         try:
-            with self.one_at_a_time(entry), _clear_errors(), _without_foreign_modes():
+            with self.one_at_a_time(entry), clear_errors(), without_foreign_modes():
                 result = entry.call(*args, **kwargs)
         except BaseException:
             self.forget_failed(entry)
@@ -139,7 +140,7 @@ class Capped:
         return entry.plan.peak + entry.gradients() > budget and entry.gradients() > 0
 
     def new_entry(self) -> Entry:
-        entry = Entry(call=_fresh(self.function))
+        entry = Entry(call=fresh(self.function))
 
         def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
             piece = Piece(self.options)
@@ -150,7 +151,7 @@ class Capped:
                 entry.ran.append(piece)
                 return run(*args)
 
-            return _with_foreign_modes(call)
+            return with_foreign_modes(call)
 
         entry.call = torch.compile(
             entry.call, backend=backend, fullgraph=not self.options.allow_breaks, dynamic=False
@@ -184,7 +185,7 @@ class Capped:
             log.warning(message)
 
 
-def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
+def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same call behind a code object of its own."""
 
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -208,81 +209,3 @@ def _leaf_key(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
     return leaf if isinstance(leaf, int | float | str | bool | None) else type(leaf)
-
-
-@contextmanager
-def _clear_errors():  # type: ignore[no-untyped-def]
-    """Show Lowtide's own errors as they are, and torch's graph breaks as the user's line."""
-    try:
-        yield
-    except private("BackendCompilerFailed") as error:
-        inner = error.inner_exception
-        if isinstance(inner, LowtideError):
-            raise inner.with_traceback(None) from None
-        raise
-    except private("RecompileLimit") as error:
-        raise CaptureError(
-            "the step was captured again too often for the same shapes: something it reads changes at every "
-            f"call (a Python number or flag, say). torch says: {_first_line(error)}"
-        ) from error
-    except private("DynamoError") as error:
-        raise GraphBreak(_describe_break(error)) from error
-
-
-def _describe_break(error: Any) -> str:
-    stack = getattr(error, "real_stack", None) or []
-    own = [frame for frame in stack if not _is_internal(frame.filename)]
-    where = f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "an unknown line"
-    return (
-        f"the step is not one graph: torch cannot capture {where} ({_first_line(error)}). "
-        "A byte cap needs the whole step. Move that line out of the captured call, or pass "
-        "allow_breaks=True to plan the pieces one by one."
-    )
-
-
-def _first_line(error: Any) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-def _is_internal(path: str) -> bool:
-    roots = (Path(torch.__file__).parent, Path(__file__).parent)
-    return any(Path(path).is_relative_to(root) for root in roots)
-
-
-_foreign = threading.local()
-
-
-@contextmanager
-def _without_foreign_modes():  # type: ignore[no-untyped-def]
-    """Take dispatch modes off while torch looks up or makes the compiled step.
-
-    torch.compile silently runs a function uncompiled under a dispatch mode that it does not know.
-    """
-    if not private("count_modes")():
-        yield
-        return
-    with private("without_modes")() as modes:
-        outer, _foreign.modes = getattr(_foreign, "modes", ()), list(modes or ())
-        try:
-            yield
-        finally:
-            _foreign.modes = outer
-
-
-def _with_foreign_modes(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Put the modes back while the step itself runs, so that they see its operators."""
-
-    def call(*args: Any) -> Any:
-        modes, _foreign.modes = getattr(_foreign, "modes", ()), ()
-        if not modes:
-            return run(*args)
-        try:
-            for mode in modes:
-                private("push_mode")(mode)
-            return run(*args)
-        finally:
-            for _ in modes:
-                private("pop_mode")()
-            _foreign.modes = modes
-
-    return call

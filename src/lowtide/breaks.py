@@ -1,0 +1,54 @@
+"""What torch's compiler raises, as users should see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ._torch import private
+from .errors import CaptureError, GraphBreak, LowtideError
+
+__all__ = ["clear_errors"]
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """Show Lowtide's own errors as they are, and torch's graph breaks as the user's line."""
+    try:
+        yield
+    except private("BackendCompilerFailed") as error:
+        inner = error.inner_exception
+        if isinstance(inner, LowtideError):
+            raise inner.with_traceback(None) from None
+        raise
+    except private("RecompileLimit") as error:
+        raise CaptureError(
+            "the step was captured again too often for the same shapes: something it reads changes at every "
+            f"call (a Python number or flag, say). torch says: {_first_line(error)}"
+        ) from error
+    except private("DynamoError") as error:
+        raise GraphBreak(_describe_break(error)) from error
+
+
+def _describe_break(error: Any) -> str:
+    stack = getattr(error, "real_stack", None) or []
+    own = [frame for frame in stack if not _is_internal(frame.filename)]
+    where = f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "an unknown line"
+    return (
+        f"the step is not one graph: torch cannot capture {where} ({_first_line(error)}). "
+        "A byte cap needs the whole step. Move that line out of the captured call, or pass "
+        "allow_breaks=True to plan the pieces one by one."
+    )
+
+
+def _first_line(error: Any) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _is_internal(path: str) -> bool:
+    roots = (Path(torch.__file__).parent, Path(__file__).parent)
+    return any(Path(path).is_relative_to(root) for root in roots)

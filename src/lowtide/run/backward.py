@@ -1,0 +1,63 @@
+"""The backward of a captured step as autograd calls it: in one form per set of gradients that come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from .._torch import boxed, private
+from ..errors import UnsupportedBackward
+from ..rewrite import prune_tangents, remove_dead
+from .eager import compile_graph
+
+__all__ = ["Backward"]
+
+
+class Backward:
+    """The backward's function, in one form per set of gradients that come."""
+
+    def __init__(self, module: fx.GraphModule, expected: tuple[bool, ...]) -> None:
+        self.module = module
+        self.expected = expected
+        self.forms: dict[tuple[int, ...], Callable[[list[Any]], Any]] = {
+            (): compile_graph(module, "backward")
+        }
+
+    def boxed(self) -> Callable[[list[Any]], Any]:
+        def backward(args: list[Any]) -> Any:
+            if private("keeps_graph")():
+                raise UnsupportedBackward(
+                    "backward was called with retain_graph=True or create_graph=True, which would keep every "
+                    "saved value alive and break the budget. Call backward once per forward, on the sum of "
+                    "the losses, or lowtide.uncap the model."
+                )
+            return self.form(self.missing(args))(args)
+
+        return boxed(backward)
+
+    def missing(self, args: list[Any]) -> tuple[int, ...]:
+        """Which expected gradients did not come; one that came unexpectedly is refused."""
+        missing = []
+        tangents = args[len(args) - len(self.expected) :]
+        for index, (tangent, expected) in enumerate(zip(tangents, self.expected, strict=True)):
+            if tangent is None and expected:
+                missing.append(index)
+            elif tangent is not None and not expected:
+                raise UnsupportedBackward(
+                    f"output {index} of the step received a gradient, but the plan was made for the gradient "
+                    'of its scalar outputs alone. Pass differentiate="all" to plan for every output.'
+                )
+        return tuple(missing)
+
+    def form(self, missing: tuple[int, ...]) -> Callable[[list[Any]], Any]:
+        if missing not in self.forms:
+            graph = fx.Graph()
+            graph.output(graph.graph_copy(self.module.graph, {}))
+            module = fx.GraphModule(self.module, graph)
+            tangents = graph.find_nodes(op="placeholder")[-len(self.expected) :]
+            prune_tangents(graph, [tangents[index] for index in missing], tangents)
+            remove_dead(graph)
+            self.forms[missing] = compile_graph(module, "backward")
+        return self.forms[missing]
