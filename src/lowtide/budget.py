@@ -115,10 +115,10 @@ def device_blocks(device: torch.device, target: str | None) -> list[int] | None:
 
 
 def _free(device: str) -> int:
+    if device != "cpu" and not torch.cuda.is_available():
+        raise BudgetError('budget "free" needs the device at hand; write bytes instead, as in "24GiB"')
     where = torch.device(device)
     if where.type == "cuda":
-        if not torch.cuda.is_available():
-            raise BudgetError('budget "free" needs the device at hand; write bytes instead, as in "24GiB"')
         free, _ = torch.cuda.mem_get_info(where)
         return free + torch.cuda.memory_reserved(where)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,10 +18,10 @@ from typing import Any
 
 import torch
 
-from ._torch import private
+from ._torch import capture_settings, count_global_hooks, private
 from .breaks import clear_errors
 from .capture import Piece, capturing
-from .errors import CaptureError
+from .errors import CaptureError, GraphBreak
 from .modes import with_foreign_modes, without_foreign_modes
 from .options import Options
 from .plan import Plan
@@ -32,11 +33,12 @@ __all__ = ["Capped", "fresh"]
 log = logging.getLogger("lowtide")
 
 
-@dataclass
+@dataclass(eq=False)
 class Entry:
     """The compiled step of one shape, and the plans of its pieces."""
 
-    call: Callable[..., Any]
+    options: Options
+    call: Callable[..., Any] | None = None
     pieces: list[Piece] = field(default_factory=list)
     ran: list[Piece] = field(default_factory=list)
     beside: dict[int, Plan] = field(default_factory=dict)
@@ -90,10 +92,13 @@ class Capped:
         present = entry.gradients()
         entry.ran = []
         try:
-            with self.one_at_a_time(entry), clear_errors(), without_foreign_modes():
-                result = entry.call(*args, **kwargs)
-        except BaseException:
+            with self.one_at_a_time(entry), clear_errors(), without_foreign_modes(), capture_settings():
+                result = entry.call(*args, **kwargs)  # type: ignore[misc]
+        except BaseException as error:
             self.forget_failed(entry)
+            if isinstance(error, GraphBreak) and error.may_be_users:
+                with torch.no_grad(), torch.random.fork_rng():
+                    self.function(*args, **kwargs)  # raises the user's own error, if it is one
             raise
         self.plan = entry.plan_with(present) or self.plan
         if len(entry.pieces) > before:
@@ -140,21 +145,12 @@ class Capped:
         return entry.plan.peak + entry.gradients() > budget and entry.gradients() > 0
 
     def new_entry(self) -> Entry:
-        entry = Entry(call=fresh(self.function))
-
-        def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-            piece = Piece(self.options)
-            run = piece.compile(module, inputs)
-            entry.pieces.append(piece)
-
-            def call(*args: Any) -> Any:
-                entry.ran.append(piece)
-                return run(*args)
-
-            return with_foreign_modes(call)
-
+        entry = Entry(self.options)
         entry.call = torch.compile(
-            entry.call, backend=backend, fullgraph=not self.options.allow_breaks, dynamic=False
+            fresh(self.function),
+            backend=_backend_for(entry),
+            fullgraph=not self.options.allow_breaks,
+            dynamic=False,
         )
         return entry
 
@@ -185,6 +181,28 @@ class Capped:
             log.warning(message)
 
 
+def _backend_for(entry: Entry) -> Callable[..., Any]:
+    """The backend of one entry; torch keeps backends for good, so this one holds nothing alive."""
+    weak = weakref.ref(entry)
+
+    def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        owner = weak()
+        assert owner is not None
+        piece = Piece(owner.options)
+        run = piece.compile(module, inputs)
+        owner.pieces.append(piece)
+
+        def call(*args: Any) -> Any:
+            now = weak()
+            if now is not None:
+                now.ran.append(piece)
+            return run(*args)
+
+        return with_foreign_modes(call)
+
+    return backend
+
+
 def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same call behind a code object of its own."""
 
@@ -202,7 +220,7 @@ def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     casts = tuple(
         (kind, torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
     )
-    return (casts, str(spec), *map(_leaf_key, leaves))
+    return (casts, count_global_hooks(), str(spec), *map(_leaf_key, leaves))
 
 
 def _leaf_key(leaf: Any) -> Any:

@@ -56,6 +56,8 @@ class Piece:
     parameters: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     roles: list[tuple[str, str]] = field(default_factory=list)
     accumulating: frozenset[int] = frozenset()
+    leaves: frozenset[int] = frozenset()
+    constants: dict[str, Any] = field(default_factory=dict)
     trace: Trace | None = None
     expected: tuple[bool, ...] = ()
 
@@ -99,10 +101,12 @@ class Piece:
             )
         self.roles = [_role(node, item) for node, item in zip(nodes, inputs, strict=True)]
         self.parameters = [weakref.ref(item) for item in inputs if isinstance(item, torch.nn.Parameter)]
+        tensors = [(index, item) for index, item in enumerate(inputs) if isinstance(item, torch.Tensor)]
+        self.leaves = frozenset(index for index, item in tensors if item.is_leaf and item.requires_grad)
         self.accumulating = frozenset(
             index
-            for index, item in enumerate(inputs)
-            if isinstance(item, torch.nn.Parameter) and item.is_leaf and item.grad is not None
+            for index, item in tensors
+            if index in self.leaves and isinstance(item, torch.nn.Parameter) and item.grad is not None
         )
 
     def partition(
@@ -115,7 +119,10 @@ class Piece:
             roles=self.roles,
             differentiate=self.differentiate,
             accumulating=self.accumulating,
+            leaves=self.leaves,
         )
+        names = [str(node.target) for node in joint.graph.find_nodes(op="get_attr")]
+        self.constants = {name: getattr(joint, name) for name in names}
         self.expected = tuple(node in self.trace.expected for node in self.trace.tangents)
         lifted = self.priced(lift(self.trace, find_device(self.target) if self.target else None))
         self.plan = self.make_plan(lifted.graph)
@@ -171,10 +178,16 @@ class Piece:
         return tuple(notes)
 
     def compile_forward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
-        return compile_graph(module, "forward")
+        return compile_graph(self.with_constants(module), "forward")
 
     def compile_backward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
-        return Backward(module, self.expected).boxed()
+        return Backward(self.with_constants(module), self.expected).boxed()
+
+    def with_constants(self, module: fx.GraphModule) -> fx.GraphModule:
+        """The module with the captured constants themselves: AOTAutograd hands over copies."""
+        for node in module.graph.find_nodes(op="get_attr"):
+            setattr(module, str(node.target), self.constants[str(node.target)])
+        return module
 
     def compile_inference(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
         if self.options.allow_breaks and not self.only_plan:

@@ -53,7 +53,12 @@ class CaptureError(LowtideError):
 
 
 class GraphBreak(CaptureError):
-    """The step is more than one graph; the message names the user's line."""
+    """The step is more than one graph; the message names the user's line.
+
+    `may_be_users` says that the capture failed where the step itself would raise an error.
+    """
+
+    may_be_users = False
 
 
 class NothingToTrain(CaptureError):

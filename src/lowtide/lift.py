@@ -19,9 +19,12 @@ from ._torch import private
 from .accumulate import is_accumulation
 from .allocator import rounded
 from .batchnorm import UPDATES_STATISTICS
+from .breaks import is_internal
 from .devices import Device
+from .dropout import RANDOM
+from .errors import GraphBreak
 from .graph import Graph, Op, OpKind, Value, ValueKind
-from .nodes import has_effect, is_item, tensors_of
+from .nodes import has_effect, is_item, storage_of, tensors_of
 from .replay import state_size
 from .trace import Trace
 
@@ -82,6 +85,7 @@ class _Lifting:
 
     def take(self, node: fx.Node) -> None:
         """A call: an op when it makes a storage or has an effect, a view otherwise."""
+        self.refuse_unknown_sizes(node)
         reads = self.reads(node)
         items: dict[Any, fx.Node] = {user.args[1]: user for user in node.users if is_item(user)}
         tensors = node.meta.get("val")
@@ -92,9 +96,9 @@ class _Lifting:
             if not isinstance(tensor, torch.Tensor):
                 continue
             holder = items.get(index) if several else node
-            if self.key(tensor) in self.storage_value:
+            if storage_of(tensor) in self.storage_value:
                 if holder is not None:
-                    self.value_of[holder] = self.storage_value[self.key(tensor)]
+                    self.value_of[holder] = self.storage_value[storage_of(tensor)]
             elif holder is None:
                 unread += self.size(tensor)
             else:
@@ -103,6 +107,15 @@ class _Lifting:
             self.add_op(node, reads, writes, unread)
         elif several and reads:
             self.value_of[node] = reads[0]
+
+    def refuse_unknown_sizes(self, node: fx.Node) -> None:
+        if any(isinstance(size, torch.SymInt) for tensor in tensors_of(node) for size in tensor.shape):
+            where = source_line(node) or module_path(node)
+            raise GraphBreak(
+                f"the size of what {target_name(node)} makes at {where} depends on the data (a boolean mask, "
+                "say), so its bytes cannot be planned. Use an op with a fixed size (torch.where, a padded "
+                "gather), or move that line out of the captured call."
+            )
 
     def add_op(self, node: fx.Node, reads: list[str], writes: list[str], unread: int) -> None:
         kind = self.kind(node)
@@ -141,6 +154,8 @@ class _Lifting:
             return "pinned"
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and draws(node):
             return "random"
+        if node.target in RANDOM:
+            return "random"
         return "pinned" if has_effect(node) and node.target not in UPDATES_STATISTICS else "pure"
 
     def touches_mutated(self, node: fx.Node) -> bool:
@@ -150,7 +165,7 @@ class _Lifting:
         return root in self.trace.mutated
 
     def new_value(self, node: fx.Node, tensor: torch.Tensor) -> str:
-        name = self.storage_value.setdefault(self.key(tensor), node.name)
+        name = self.storage_value.setdefault(storage_of(tensor), node.name)
         self.value_of[node] = name
         if name == node.name:
             self.root_of[name] = node
@@ -170,9 +185,6 @@ class _Lifting:
 
     def names(self, nodes: list[Any]) -> set[str]:
         return {self.value_of[node] for node in nodes if isinstance(node, fx.Node) and node in self.value_of}
-
-    def key(self, tensor: torch.Tensor) -> int:
-        return int(tensor.untyped_storage()._cdata)
 
     def size(self, tensor: torch.Tensor) -> int:
         """Bytes on the planned device: what lies elsewhere costs nothing there."""
@@ -207,20 +219,17 @@ def module_path(node: fx.Node) -> str:
     path = path.rpartition("cell_contents")[2]  # the model as the function that calls it holds it
     _, _, rest = path.partition("]") if path.startswith(("L[", "G[")) else ("", "", path)
     parts = [name or key for name, key in _PART.findall(rest if rest.startswith((".", "[")) else "." + rest)]
-    return ".".join(part for part in parts if part not in ("_modules", "modules"))
+    return ".".join(part for part in parts if part not in ("_modules", "modules", "__dict__"))
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def source_line(node: fx.Node) -> str:
-    """The user's line, as file:line: the innermost frame that is not torch's own."""
+    """The user's line, as file:line: the innermost frame that is neither torch's nor Lowtide's."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [(path, line) for path, line in frames if "/torch/" not in path.replace("\\", "/")]
-    if not (own or frames):
-        return ""
-    path, line = (own or frames)[-1]
-    return f"{PurePath(path).name}:{line}"
+    own = [(path, line) for path, line in frames if not is_internal(path)]
+    return f"{PurePath(own[-1][0]).name}:{own[-1][1]}" if own else ""
 
 
 def target_name(node: fx.Node) -> str:

@@ -19,6 +19,7 @@ from torch import fx
 
 from . import replay
 from .batchnorm import AGAIN
+from .dropout import RANDOM
 from .graph import Graph
 from .lift import Lifted
 from .nodes import is_item
@@ -122,9 +123,8 @@ class _Lowering:
                 self.side.state[op] = self.take_state(op)
             else:
                 state = (self.side.state[op], str(self.trace.device))
-                return graph.call_function(
-                    replay.run_again, (*state, target, *args), kwargs, name=origin.name
-                )
+                again = (RANDOM[target],) if target in RANDOM else (replay.run_again, target)
+                return graph.call_function(again[0], (*state, *again[1:], *args), kwargs, name=origin.name)
         return graph.call_function(
             target if first else AGAIN.get(target, target), args, kwargs, name=origin.name
         )

@@ -125,6 +125,8 @@ def _make_mode(tracker: live_storages) -> Any:
     leaves = private("tree_leaves")
 
     class Tracking(private("TorchDispatchMode")):  # type: ignore[misc]
+        supports_higher_order_operators = True
+
         @classmethod
         def ignore_compile_internals(cls) -> bool:
             return True

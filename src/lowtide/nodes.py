@@ -8,9 +8,11 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-from . import accumulate, batchnorm
+from . import batchnorm
+from .accumulate import is_accumulation
+from .errors import CaptureError
 
-__all__ = ["depends_on", "has_effect", "is_item", "is_mutation", "mutations", "tensors_of"]
+__all__ = ["depends_on", "has_effect", "is_item", "is_mutation", "mutations", "storage_of", "tensors_of"]
 
 aten = torch.ops.aten
 
@@ -20,6 +22,16 @@ def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     value = node.meta.get("val")
     items = value if isinstance(value, list | tuple) else [value]
     return [item for item in items if isinstance(item, torch.Tensor)]
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """What tells a tensor's storage from others."""
+    if tensor.layout != torch.strided:
+        raise CaptureError(
+            f"a tensor of the step has the layout {tensor.layout}, which cannot be planned: "
+            "use dense gradients, as in nn.Embedding(..., sparse=False)"
+        )
+    return int(tensor.untyped_storage()._cdata)
 
 
 def depends_on(graph: fx.Graph, sources: Iterable[fx.Node]) -> set[fx.Node]:
@@ -38,7 +50,9 @@ def is_mutation(node: fx.Node) -> bool:
 
 def has_effect(node: fx.Node) -> bool:
     """Whether a node must run even when nothing reads it."""
-    if is_mutation(node) or accumulate.is_accumulation(node) or node.target in batchnorm.UPDATES_STATISTICS:
+    if is_mutation(node) or is_accumulation(node) or node.target in batchnorm.UPDATES_STATISTICS:
+        return True
+    if str(node.target) == "with_effects":  # torch's wrapper of ops that print, assert or raise
         return True
     schema = getattr(node.target, "_schema", None)
     namespace = getattr(node.target, "namespace", "")

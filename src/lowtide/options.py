@@ -70,7 +70,9 @@ class Options:
         if outside is None:
             raise LowtideError(f"outside={self.outside!r} must be a number of bytes")
         object.__setattr__(self, "outside", outside)
-        if not isinstance(self.max_plans, int) or self.max_plans < 1:
+        if not isinstance(self.allow_breaks, bool):
+            raise LowtideError(f"allow_breaks={self.allow_breaks!r} must be True or False")
+        if not isinstance(self.max_plans, int) or isinstance(self.max_plans, bool) or self.max_plans < 1:
             raise LowtideError(f"max_plans={self.max_plans!r} must be a whole number >= 1")
         if self.plan is not None and not isinstance(self.plan, Plan):
             raise LowtideError(f"plan= takes a lowtide.Plan, not a {type(self.plan).__name__}")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .nodes import depends_on, has_effect, is_mutation, mutations, tensors_of
+from .nodes import depends_on, has_effect, is_mutation, mutations, storage_of, tensors_of
 
 __all__ = [
     "drop_copies",
@@ -56,8 +56,7 @@ def _is_small(primal: fx.Node, readers: Sequence[fx.Node]) -> bool:
 
 def _look_anew(node: fx.Node, old: torch.Tensor) -> None:
     """Derive the fake tensors of a view again, and of views of it, after what it looks at was replaced."""
-    storage = old.untyped_storage()._cdata
-    if node.op != "call_function" or all(t.untyped_storage()._cdata != storage for t in tensors_of(node)):
+    if node.op != "call_function" or all(storage_of(t) != storage_of(old) for t in tensors_of(node)):
         return
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda parent: parent.meta["val"])
     with old.fake_mode:  # type: ignore[attr-defined]

@@ -22,7 +22,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from . import accumulate, batchnorm
+from . import accumulate, batchnorm, dropout
+from .layout import lay_out
 from .nodes import depends_on, mutations
 from .rewrite import (
     drop_copies,
@@ -72,19 +73,24 @@ def make_trace(
     roles: Sequence[tuple[str, str]],
     differentiate: str,
     accumulating: frozenset[int] = frozenset(),
+    leaves: frozenset[int] = frozenset(),
 ) -> Trace:
     """The trace of AOTAutograd's joint graph, rewritten in place.
 
-    `accumulating` are the indices of primals that have a gradient already, which this one is added to.
+    `leaves` are the indices of primals whose gradient autograd keeps in `.grad`, `accumulating` those of them
+    that have a gradient already, which this one is added to.
     """
     placeholders = joint.graph.find_nodes(op="placeholder")
     tangents = [node for node in placeholders if "tangents" in node.name]
     primals = [node for node in placeholders if "tangents" not in node.name]
-    if len(roles) != len(primals):
-        roles = [("input", node.name) for node in primals]
+    tokens = len(primals) - len(roles)  # torch puts one in front for each kind of effect
+    if tokens < 0:  # it merged inputs, so what is known of each does not apply
+        roles, leaves, accumulating, tokens = [], frozenset(), frozenset(), len(primals)
+    roles = [*(("input", node.name) for node in primals[:tokens]), *roles]
     expected = _expected(tangents, differentiate)
     device = _device_of(primals)
     batchnorm.fuse(joint.graph)
+    dropout.as_in_eager(joint.graph)
     keep_mutated_inputs(joint.graph, primals, tangents)
     drop_idle_views(joint.graph)
     drop_copies(joint.graph)
@@ -94,7 +100,8 @@ def make_trace(
     remove_dead(joint.graph)
     results = _results(joint.graph)
     outputs, gradients = results[:forward_outputs], results[forward_outputs:]
-    gradients = _accumulated(joint.graph, primals, gradients, accumulating)
+    gradients = _accumulated(joint.graph, primals[tokens:], gradients, accumulating)
+    gradients = lay_out(joint.graph, primals[tokens:], gradients, leaves)
     return Trace(
         module=joint,
         primals=primals,

@@ -1,0 +1,173 @@
+"""Uses that once went wrong: each shows what must hold, on the smallest model that showed it."""
+
+import gc
+import os
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import lowtide
+
+
+class Weights(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Parameter(torch.randn(64, 64))
+        self.one, self.other = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8, 8))
+        self.linear = nn.Linear(8, 8)
+
+
+class ExpandedGradient(Weights):
+    def forward(self, x):
+        return self.linear(x).mean() + self.wide.sum()
+
+
+class SharedGradient(Weights):
+    def forward(self, x):
+        return (x @ (self.one + self.other)).sum()
+
+
+class Solve(Weights):
+    def forward(self, x):
+        return torch.linalg.solve(self.one + 8 * torch.eye(8), x.t()).sum()
+
+
+class Constants(Weights):
+    def forward(self, x):
+        for scale in range(3):
+            x = torch.relu(self.linear(x)) * torch.tensor([1.0 + scale] * 8)
+        return x.sum()
+
+
+class OtherStrides(Weights):
+    """softplus's gradient comes with other strides than tracing foretells."""
+
+    def forward(self, x):
+        y = functional.softplus(self.linear(x[:, None].expand(-1, 6, -1)))
+        return (y.transpose(1, 2)[..., None] * self.one[:, None, :4]).sum()
+
+
+@pytest.mark.parametrize("kind", [ExpandedGradient, SharedGradient, Solve, Constants, OtherStrides])
+def test_what_autograd_copies_and_torch_wraps_is_in_the_plan(kind):
+    for budget in ("100%", "min"):
+        found = lowtide.verify(kind(), torch.randn(4, 8), budget=budget)
+        assert found.ok, found
+        assert found.measured == found.predicted, found
+
+
+def test_inputs_of_other_layouts_that_need_gradients():
+    x, y = torch.randn(8, 4).t().requires_grad_(), torch.randn(4, 8, requires_grad=True)
+    linear = nn.Linear(8, 8)
+    found = lowtide.verify(lambda a, b: linear(a + b).sum(), x, y, budget="100%")
+    assert found.ok, found
+    assert found.measured == found.predicted, found
+
+
+@pytest.mark.parametrize("budget", ["100%", "min"])
+def test_dropout_in_half_precision_is_eagers(budget):
+    if "ONEDNN_MAX_CPU_ISA" not in os.environ:
+        pytest.skip("bf16 products can kill the process unless ONEDNN_MAX_CPU_ISA is set before torch loads")
+    layers = (nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.1), nn.GELU()) for _ in range(8))
+    model = nn.Sequential(*layers).bfloat16()
+    found = lowtide.verify(model, torch.randn(64, 32).bfloat16(), budget=budget)
+    assert found.ok, found
+    assert found.measured == found.predicted, found
+
+
+def test_hooks_added_and_removed_after_the_first_step_are_seen():
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.ReLU()), torch.randn(4, 16)
+    lowtide.cap(model, "100%")
+    plain = model(x)
+    for part in (model[1], model):
+        handle = part.register_forward_hook(lambda module, args, output: output * 3)
+        assert torch.equal(model(x), plain * 3)
+        handle.remove()
+        assert torch.equal(model(x), plain)
+    handle = nn.modules.module.register_module_forward_pre_hook(lambda module, args: (args[0] * 0,))
+    assert not torch.equal(model(x), plain)
+    handle.remove()
+    assert torch.equal(model(x), plain)
+
+
+def test_uncapped_model_can_be_freed():
+    model = nn.Sequential(nn.Linear(8, 8))
+    lowtide.cap(model, "100%", optimizer=torch.optim.SGD(model.parameters()))
+    model(torch.randn(2, 8)).sum().backward()
+    lowtide.uncap(model)
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+
+
+def test_verify_of_a_function_finds_its_modules_and_leaves_them_alone():
+    model = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16))
+    mean = model[1].running_mean.clone()
+    found = lowtide.verify(lambda x: model(x).pow(2).mean(), torch.randn(8, 16), budget="min")
+    assert found.ok
+    assert found.compared["gradients"] == 4
+    assert found.compared["buffers"] == 3
+    assert model[0].weight.grad is None
+    assert torch.equal(model[1].running_mean, mean)
+
+
+def test_changing_python_value_does_not_stop_training():
+    class Annealed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.scale = nn.Linear(8, 8), 1.0
+
+        def forward(self, x):
+            return self.linear(x).mean() * self.scale
+
+    model = Annealed()
+    lowtide.cap(model, "1MiB", prices="roofline")
+    for step in range(12):
+        model.scale = 1.0 + step
+        model.zero_grad()
+        model(torch.ones(4, 8)).backward()
+        assert torch.equal(model.linear.bias.grad, torch.full((8,), model.scale / 8))
+
+
+def failing(error):
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise error
+
+    return Fails()
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "kind", "word"),
+    [
+        (nn.Linear(16, 16), torch.randn(8, 15), RuntimeError, "cannot be multiplied"),
+        (failing(ValueError("my error")), torch.randn(8, 15), ValueError, "my error"),
+    ],
+)
+def test_users_own_errors_come_through(model, x, kind, word):
+    lowtide.cap(model, "1MiB")
+    with pytest.raises(kind, match=word):
+        model(x)
+
+
+def test_missing_argument_says_so():
+    model = nn.Linear(4, 4)
+    lowtide.cap(model, "1MiB")
+    with pytest.raises(TypeError, match="input"):
+        model()
+
+
+def test_sizes_that_depend_on_data_name_the_line():
+    linear = nn.Linear(8, 8)
+    with pytest.raises(lowtide.GraphBreak, match=r"test_uses\.py:\d+ depends on the data"):
+        lowtide.plan(lambda x: linear(x)[x > 0].sum(), torch.randn(4, 8))
+
+
+def test_sparse_gradients_are_refused():
+    model = nn.Embedding(10, 4, sparse=True)
+    lowtide.cap(model, "1MiB")
+    with pytest.raises(lowtide.CaptureError, match="sparse=False"):
+        model(torch.tensor([1, 2]))
