@@ -105,6 +105,7 @@ def bench(name: str, steps: int, shares: tuple[str, ...]) -> list[dict[str, Any]
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "lowtide": lowtide.__version__,
+        "commit": commit(),
         "command": f"PYTHONPATH=src python {' '.join(sys.argv[:-3])} --networks {name}",
     }
     plain = outcome(model, batch, state)
@@ -143,6 +144,15 @@ def bench(name: str, steps: int, shares: tuple[str, ...]) -> list[dict[str, Any]
         rows.append(row)
         say(row, eager["seconds"])
     return rows
+
+
+def commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found.stdout.strip()
 
 
 def say(row: dict[str, Any], base: float) -> None:
