@@ -24,7 +24,7 @@ from .solve import find_method
 from .solve.keep_all import keep_all
 from .units import Budget, format_bytes, parse_budget
 
-__all__ = ["plan_graph", "resolve"]
+__all__ = ["booked", "plan_graph", "resolve"]
 
 
 def plan_graph(
@@ -42,22 +42,22 @@ def plan_graph(
     caching allocator, where the device has one.
     """
     solve = find_method(method)
-    vanilla = _booked(make_plan(graph, keep_all(graph), method="keep_all", notes=notes), free)
+    vanilla = booked(make_plan(graph, keep_all(graph), method="keep_all", notes=notes), free)
     if budget is None:
         return vanilla
     asked = parse_budget(budget)
     if asked.word == "min":
-        return _booked(make_plan(graph, solve(graph, 0), method=method, notes=notes), free)
+        return booked(make_plan(graph, solve(graph, 0), method=method, notes=notes), free)
     size = resolve(asked, graph, vanilla.peak, memory)
     if vanilla.peak <= size:
         return replace(vanilla, budget=size)
     room = size
     for _ in range(_ROUNDS):
-        plan = _booked(make_plan(graph, solve(graph, room), method=method, budget=size, notes=notes), free)
+        plan = booked(make_plan(graph, solve(graph, room), method=method, budget=size, notes=notes), free)
         if plan.peak <= size:
             return plan
         room -= plan.peak - size
-    plan = _booked(make_plan(graph, solve(graph, 0), method=method, budget=size, notes=notes), free)
+    plan = booked(make_plan(graph, solve(graph, 0), method=method, budget=size, notes=notes), free)
     if plan.peak > size:
         raise too_small(plan, asked, size)
     return plan
@@ -67,7 +67,7 @@ _ROUNDS = 4
 """How often to plan again with less room, when the allocator books more than the sum of the values."""
 
 
-def _booked(plan: Plan, free: Sequence[int] | None) -> Plan:
+def booked(plan: Plan, free: Sequence[int] | None) -> Plan:
     """The plan with what a caching allocator books above the sum of the values, as a band of its own."""
     excess = 0 if free is None else booked_excess(plan.graph, plan.schedule, free)
     if not excess:

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from ._torch import eager_kernels, frees_tangents, private
-from .budget import device_blocks, device_memory, plan_graph
+from .budget import booked, device_blocks, device_memory, plan_graph
 from .cost import price
 from .devices import find_device
 from .errors import CaptureError, NothingToTrain, PlanMismatch
@@ -149,14 +149,15 @@ class Piece:
 
     def make_plan(self, graph: Graph) -> Plan:
         assert self.trace is not None
+        free = device_blocks(self.trace.device, self.target)
         if self.options.plan is not None:
-            return _follow(self.options.plan, graph)
+            return _follow(self.options.plan, graph, free)
         return plan_graph(
             graph,
             self.options.budget,
             method=self.options.method,
             memory=device_memory(self.trace.device, self.target),
-            free=device_blocks(self.trace.device, self.target),
+            free=free,
             notes=self.notes(),
         )
 
@@ -220,7 +221,7 @@ def _hold_tangents(graph: Graph, trace: Trace) -> Graph:
     return graph.replace(values=tuple(replace(v, held=True) if held(v) else v for v in graph.values))
 
 
-def _follow(plan: Plan, graph: Graph) -> Plan:
+def _follow(plan: Plan, graph: Graph, free: list[int] | None) -> Plan:
     """A given plan on this graph: the same structure, or an error."""
     if plan.graph.fingerprint != graph.fingerprint:
         raise PlanMismatch(
@@ -228,7 +229,8 @@ def _follow(plan: Plan, graph: Graph) -> Plan:
             f"{sum(v.bytes for v in plan.graph.values)} bytes of values, this step has {len(graph.ops)} and "
             f"{sum(v.bytes for v in graph.values)}. Plan this model with this batch's shapes and device anew."
         )
-    return make_plan(graph, plan.schedule, method=plan.method, budget=plan.budget, notes=plan.notes)
+    made = make_plan(graph, plan.schedule, method=plan.method, budget=plan.budget, notes=plan.notes)
+    return booked(made, free)
 
 
 def _leave_missing_gradients_out(results: Any) -> None:
