@@ -7,7 +7,6 @@ are planned one by one, as they come.
 from __future__ import annotations
 
 import copy
-import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +17,9 @@ from torch import fx
 from .capture import Piece
 from .errors import LowtideError
 from .options import Options
+from .say import say_plan
 
 __all__ = ["lowtide"]
-
-log = logging.getLogger("lowtide")
 
 
 def lowtide(
@@ -47,7 +45,7 @@ def _compile(module: torch.fx.GraphModule, inputs: Any, options: Options) -> Cal
     piece = Piece(options)
     run = piece.compile(module, inputs)
     if piece.plan is not None:
-        log.info("planned: %s", piece.plan)
+        say_plan(piece.plan)
     return run
 
 

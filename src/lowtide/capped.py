@@ -6,7 +6,6 @@ never meet, and an old plan can be let go. Calls in eval mode or without gradien
 
 from __future__ import annotations
 
-import logging
 import threading
 import types
 import weakref
@@ -25,12 +24,10 @@ from .errors import CaptureError, GraphBreak
 from .modes import with_foreign_modes, without_foreign_modes
 from .options import Options
 from .plan import Plan
+from .say import log, say_plan
 from .simulate import simulate
-from .units import format_bytes
 
 __all__ = ["Capped", "fresh"]
-
-log = logging.getLogger("lowtide")
 
 
 @dataclass(eq=False)
@@ -161,16 +158,8 @@ class Capped:
                 self.entries = OrderedDict((k, e) for k, e in self.entries.items() if e is not entry)
 
     def say_plans(self, pieces: list[Piece]) -> None:
-        for piece in pieces:
-            if piece.plan is None:
-                continue
-            plan = piece.plan
-            log.info("planned: %s", plan)
-            if plan.method == "keep_all" and plan.budget is not None:
-                self.say(
-                    f"nothing to do: the uncapped peak {format_bytes(plan.peak)} fits the budget "
-                    f"{format_bytes(plan.budget)}"
-                )
+        for plan in (piece.plan for piece in pieces if piece.plan is not None):
+            say_plan(plan)
             for note in plan.notes:
                 self.say(note)
 

@@ -1,0 +1,38 @@
+"""What Lowtide says while it works: one line on standard error for each plan, and for what it does not do.
+
+`logging.getLogger("lowtide").setLevel(logging.ERROR)` silences it; a handler of your own sees the same.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from .plan import Plan
+from .units import format_bytes
+
+__all__ = ["log", "say_plan"]
+
+log = logging.getLogger("lowtide")
+
+if not log.handlers:
+    _handler = logging.StreamHandler()
+    _handler.setFormatter(logging.Formatter("lowtide: %(message)s"))
+    log.addHandler(_handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+def say_plan(plan: Plan) -> None:
+    """One line about a new plan."""
+    budget = "none" if plan.budget is None else format_bytes(plan.budget)
+    if plan.method == "keep_all":
+        log.info("nothing to do: the uncapped peak %s fits the budget %s", format_bytes(plan.peak), budget)
+        return
+    log.info(
+        "planned: peak %s of %s uncapped, budget %s, %+.1f%% time (%s)",
+        format_bytes(plan.peak),
+        format_bytes(plan.uncapped.peak),
+        budget,
+        100 * plan.extra,
+        plan.graph.prices,
+    )
