@@ -11,7 +11,7 @@ demo: $(STAMP)
 	$(BIN)/python -m lowtide.demo
 
 test: check
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -q
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -q
 
 check: $(STAMP)
 	$(BIN)/ruff check .
