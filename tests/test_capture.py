@@ -27,6 +27,17 @@ def test_loss_outside(x):
     assert any("outside" in note for note in lowtide.plan_of(net).notes)
 
 
+def test_cap_holds_with_cross_entropy_outside():
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(8)), nn.Linear(32, 512))
+    x, target = torch.randn(256, 32), torch.randint(512, (256,))
+    for budget in ("95%", "min"):
+        lowtide.cap(net, budget)
+        taken = lowtide.measure(lambda: functional.cross_entropy(net(x), target).backward())
+        plan = lowtide.plan_of(net)
+        clear(net)
+        assert taken.peak <= plan.peak + target.numel() * 8 + 64, budget
+
+
 def test_bytes_outside_are_counted(x):
     net = mlp()
     plain = lowtide.plan(net, x)

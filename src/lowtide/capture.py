@@ -144,8 +144,17 @@ class Piece:
         if present and device.type == "cuda":
             _warm_up(device)
         bands = fixed_bands(lifted.graph, device, self.options.optimizer, present=present)
-        graph = lifted.graph.replace(fixed=bands, boundary=self.options.outside)
+        graph = lifted.graph.replace(fixed=bands, boundary=self.outside(lifted.graph))
         return replace(lifted, graph=_hold_tangents(graph, self.trace))
+
+    def outside(self, graph: Graph) -> int:
+        """Bytes for a loss outside of the step: as asked, or what cross-entropy over the outputs needs."""
+        assert self.trace is not None
+        if not isinstance(self.options.outside, str):
+            return self.options.outside
+        wide = {node.name for node in self.trace.expected if node.meta["val"].numel() > 1}
+        held = sum(v.bytes for v in graph.values if v.kind == "tangent" and v.name in wide)
+        return 0 if self.options.allow_breaks else 2 * held
 
     def make_plan(self, graph: Graph) -> Plan:
         assert self.trace is not None
@@ -166,8 +175,8 @@ class Piece:
         notes = []
         if any(node.meta["val"].numel() > 1 for node in self.trace.expected):
             notes.append(
-                "the loss is computed outside of the captured step: what it holds is not in the prediction "
-                "(put it inside, or name its bytes with outside=)"
+                "the loss is computed outside of the captured step: the prediction sets bytes aside for it "
+                "but does not know it (put it inside, or name its bytes with outside=)"
             )
         if self.target is not None:
             notes.append(

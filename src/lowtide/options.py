@@ -30,8 +30,9 @@ class Options:
     - `differentiate`: "auto" plans for the gradient of the scalar outputs where there are any (a loss), of
       all outputs otherwise; "all" plans for all.
     - `optimizer`: announces state that is not there yet, so that the budget covers it.
-    - `outside`: bytes that the caller holds between forward and backward besides the outputs (a loss
-      computed outside of the step).
+    - `outside`: bytes that the caller holds between forward and backward besides the outputs: a loss computed
+      outside of the step. "auto" sets aside twice what the differentiated outputs take, which is what
+      cross-entropy needs; nothing where the loss is inside.
     - `allow_breaks`: plan the pieces of a step that is not one graph, each by itself.
     - `plan`: a plan to follow instead of making one.
     - `max_plans`: how many shapes to keep plans for.
@@ -43,7 +44,7 @@ class Options:
     prices: str = "measured"
     differentiate: str = "auto"
     optimizer: Any = None
-    outside: int = 0
+    outside: int | str = "auto"
     allow_breaks: bool = False
     plan: Plan | None = None
     max_plans: int = 16
@@ -66,10 +67,11 @@ class Options:
                     f"{name}={getattr(self, name)!r} is not known; choose one of {', '.join(values)}"
                 )
         find_method(self.method)
-        outside = parse_budget(self.outside).bytes if self.outside else 0
-        if outside is None:
-            raise LowtideError(f"outside={self.outside!r} must be a number of bytes")
-        object.__setattr__(self, "outside", outside)
+        if self.outside not in ("auto", 0):
+            outside = parse_budget(self.outside).bytes
+            if outside is None:
+                raise LowtideError(f'outside={self.outside!r} must be a number of bytes or "auto"')
+            object.__setattr__(self, "outside", outside)
         if not isinstance(self.allow_breaks, bool):
             raise LowtideError(f"allow_breaks={self.allow_breaks!r} must be True or False")
         if not isinstance(self.max_plans, int) or isinstance(self.max_plans, bool) or self.max_plans < 1:
