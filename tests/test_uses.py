@@ -58,6 +58,15 @@ def test_what_autograd_copies_and_torch_wraps_is_in_the_plan(kind):
         assert found.measured == found.predicted, found
 
 
+def test_gradient_shared_with_a_parameter_that_has_one_already():
+    model = SharedGradient()
+    model.one.grad = torch.ones(8, 8)
+    lowtide.cap(model, "1MiB")
+    model(torch.ones(4, 8)).backward()
+    assert torch.equal(model.other.grad, torch.full((8, 8), 4.0))
+    assert torch.equal(model.one.grad, torch.full((8, 8), 5.0))
+
+
 def test_inputs_of_other_layouts_that_need_gradients():
     x, y = torch.randn(8, 4).t().requires_grad_(), torch.randn(4, 8, requires_grad=True)
     linear = nn.Linear(8, 8)

@@ -54,7 +54,7 @@ class Piece:
     only_plan: bool = False
     plan: Plan | None = None
     parameters: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
-    roles: list[tuple[str, str]] = field(default_factory=list)
+    roles: list[str] = field(default_factory=list)
     accumulating: frozenset[int] = frozenset()
     leaves: frozenset[int] = frozenset()
     constants: dict[str, Any] = field(default_factory=dict)
@@ -209,11 +209,10 @@ class Piece:
         )
 
 
-def _role(node: fx.Node, item: Any) -> tuple[str, str]:
-    name = node.name
+def _role(node: fx.Node, item: Any) -> str:
     if isinstance(item, torch.nn.Parameter):
-        return "parameter", name
-    return ("buffer" if "_buffers_" in name else "input"), name
+        return "parameter"
+    return "buffer" if "_buffers_" in node.name else "input"
 
 
 def _hold_tangents(graph: Graph, trace: Trace) -> Graph:

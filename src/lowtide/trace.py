@@ -15,6 +15,7 @@ gradient per primal. Seven rewrites make it fit to be planned and to run as fast
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,8 +42,8 @@ __all__ = ["Trace", "make_trace"]
 class Trace:
     """The joint graph of one step.
 
-    `roles` gives for each primal what it is (`parameter`, `buffer`, `input`) and `names` what the user
-    calls it; `expected` are the tangents that the plan counts on.
+    `roles` gives for each primal what it is (`parameter`, `buffer`, `input`); `expected` are the tangents that
+    the plan counts on.
     """
 
     module: fx.GraphModule
@@ -51,7 +52,6 @@ class Trace:
     outputs: list[Any]
     gradients: list[Any]
     roles: list[str]
-    names: list[str]
     expected: list[fx.Node]
     device: torch.device
     mutated: set[fx.Node] = field(default_factory=set)
@@ -70,7 +70,7 @@ def make_trace(
     joint: fx.GraphModule,
     *,
     forward_outputs: int,
-    roles: Sequence[tuple[str, str]],
+    roles: Sequence[str],
     differentiate: str,
     accumulating: frozenset[int] = frozenset(),
     leaves: frozenset[int] = frozenset(),
@@ -86,7 +86,7 @@ def make_trace(
     tokens = len(primals) - len(roles)  # torch puts one in front for each kind of effect
     if tokens < 0:  # it merged inputs, so what is known of each does not apply
         roles, leaves, accumulating, tokens = [], frozenset(), frozenset(), len(primals)
-    roles = [*(("input", node.name) for node in primals[:tokens]), *roles]
+    roles = [*("input" for _ in primals[:tokens]), *roles]
     expected = _expected(tangents, differentiate)
     device = _device_of(primals)
     batchnorm.fuse(joint.graph)
@@ -108,8 +108,7 @@ def make_trace(
         tangents=tangents,
         outputs=outputs,
         gradients=gradients,
-        roles=[role for role, _ in roles],
-        names=[name for _, name in roles],
+        roles=roles,
         expected=expected,
         device=device,
         mutated={node.args[0] for node in mutations(joint.graph)},  # type: ignore[misc]
@@ -132,10 +131,9 @@ def _accumulated(
     graph: fx.Graph, primals: list[fx.Node], gradients: list[Any], accumulating: frozenset[int]
 ) -> list[Any]:
     """The gradients, those of the given primals replaced by what is left after adding them."""
-    pairs = [(primals[i], gradients[i]) for i in sorted(accumulating) if isinstance(gradients[i], fx.Node)]
-    seen = [gradient for _, gradient in pairs]
-    pairs = [(primal, gradient) for primal, gradient in pairs if seen.count(gradient) == 1]
-    added = accumulate.insert(graph, pairs)
+    uses = Counter(gradient for gradient in gradients if isinstance(gradient, fx.Node))
+    alone = [index for index in sorted(accumulating) if uses[gradients[index]] == 1]
+    added = accumulate.insert(graph, [(primals[index], gradients[index]) for index in alone])
     return [added.get(gradient, gradient) for gradient in gradients]
 
 
