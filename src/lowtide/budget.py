@@ -16,10 +16,10 @@ import torch
 from .allocator import booked_excess, free_blocks
 from .devices import find_device, total_memory
 from .errors import BudgetError, BudgetTooSmall
-from .graph import GIVEN_KINDS, Graph
+from .graph import GIVEN_KINDS, Graph, Op
 from .plan import Plan, make_plan
 from .schedule import Run
-from .simulate import Timeline, simulate
+from .simulate import simulate
 from .solve import find_method
 from .solve.keep_all import keep_all
 from .units import Budget, format_bytes, parse_budget
@@ -128,7 +128,7 @@ def too_small(plan: Plan, asked: Budget, size: int) -> BudgetTooSmall:
     """The error of a budget below the smallest peak: the peak's parts by names the user knows."""
     parts = peak_parts(plan)
     listed = ", ".join(f"{name} {format_bytes(part)}" for name, part in parts.items() if part)
-    op = peak_op(plan.graph, plan.schedule.steps, plan.timeline)
+    op = peak_op(plan)
     where = f"; largest step at {op.where}" if op else ""
     least = format_bytes(plan.peak)
     return BudgetTooSmall(
@@ -158,7 +158,8 @@ def peak_parts(plan: Plan) -> dict[str, int]:
     return parts
 
 
-def peak_op(graph: Graph, steps: tuple[object, ...], timeline: Timeline):  # type: ignore[no-untyped-def]
+def peak_op(plan: Plan) -> Op | None:
     """The op that runs at the peak, or None between forward and backward."""
-    step = steps[timeline.peak_step] if timeline.peak_step < len(steps) else None
-    return graph.op[step.op] if isinstance(step, Run) else None
+    steps, place = plan.schedule.steps, plan.timeline.peak_step
+    step = steps[place] if place < len(steps) else None
+    return plan.graph.op[step.op] if isinstance(step, Run) else None

@@ -136,10 +136,11 @@ class Capped:
 
     def must_count_gradients(self, entry: Entry) -> bool:
         """Whether gradients that are there now do not fit beside the plan that was made without them."""
-        budget = entry.plan.budget if entry.plan else None
-        if budget is None or entry.plan is None:
+        plan = entry.plan
+        if plan is None or plan.budget is None:
             return False
-        return entry.plan.peak + entry.gradients() > budget and entry.gradients() > 0
+        present = entry.gradients()
+        return present > 0 and plan.peak + present > plan.budget
 
     def new_entry(self) -> Entry:
         entry = Entry(self.options)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from ._torch import private
 from .accumulate import is_accumulation
 from .allocator import rounded
 from .devices import Device, describe, find_device
+from .errors import LowtideError
 from .graph import Graph, Op, Value
 from .lift import Lifted
 from .nodes import is_item, tensors_of
@@ -42,7 +43,7 @@ def describe_known(device: torch.device) -> str:
     name = describe(device)
     try:
         return find_device(name).name
-    except Exception:
+    except LowtideError:
         return "A100" if device.type == "cuda" else "cpu"
 
 
@@ -190,10 +191,8 @@ def _made_up_tensor(fake: Any) -> Any:
     return flat.as_strided(fake.shape, fake.stride(), fake.storage_offset())
 
 
-@dataclass(frozen=True)
-class _Clock:
-    repeats: int = 3
-    enough: float = 0.02
+_REPEATS = 3
+_ENOUGH_SECONDS = 0.02
 
 
 def _clock_for(device: torch.device) -> Callable[[Callable[[], Any], torch.device], Price]:
@@ -204,12 +203,12 @@ def _time_on_cpu(call: Callable[[], Any], device: torch.device) -> Price:
     sizes = _output_sizes(call(), device)
     best = float("inf")
     spent = 0.0
-    for _ in range(_Clock.repeats):
+    for _ in range(_REPEATS):
         start = time.perf_counter()
         call()
         best = min(best, time.perf_counter() - start)
         spent += best
-        if spent > _Clock.enough:
+        if spent > _ENOUGH_SECONDS:
             break
     return Price(best, 0, sizes)
 
@@ -227,7 +226,7 @@ def _time_on_cuda(call: Callable[[], Any], device: torch.device) -> Price:
     booked = sum(rounded(size, device) for size in sizes)
     workspace = min(workspace, max(torch.cuda.max_memory_allocated(device) - before - booked, 0))
     times = []
-    for _ in range(_Clock.repeats + 2):
+    for _ in range(_REPEATS + 2):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         call()

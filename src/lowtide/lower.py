@@ -101,8 +101,6 @@ class _Lowering:
         self.runs[op] += 1
         node = self.call(op, origin)
         node.meta = dict(origin.meta)
-        if self.total[op] > 1:
-            node.meta["lowtide_run"] = self.runs[op]
         items = [user for user in origin.users if is_item(user)]
         if not items and origin not in self.side.node:
             self.put(origin, node)

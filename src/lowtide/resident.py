@@ -34,12 +34,15 @@ def optimizer_bytes(optimizer: Any, device: torch.device) -> tuple[int, int]:
         raise LowtideError(f"optimizer= takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
     held = coming = 0
     for group in groups:
+        made: dict[torch.dtype, dict[str, Any]] = {}
         for parameter in group["params"]:
             state = optimizer.state.get(parameter)
             if state:
                 held += _state_bytes(state, device)
             elif parameter.requires_grad:
-                coming += _expected_bytes(optimizer, group, parameter, device)
+                if parameter.dtype not in made:
+                    made[parameter.dtype] = _first_state(optimizer, group, parameter.dtype)
+                coming += _scaled_bytes(made[parameter.dtype], parameter, device)
     return held, coming
 
 
@@ -48,9 +51,9 @@ def _state_bytes(state: dict[str, Any], device: torch.device) -> int:
     return sum(rounded(t.untyped_storage().nbytes(), device) for t in tensors if t.device.type == device.type)
 
 
-def _expected_bytes(optimizer: Any, group: dict[str, Any], parameter: Any, device: torch.device) -> int:
-    """What one step makes for a parameter: tried on one of a single row, counted by full-size tensors."""
-    small = torch.nn.Parameter(torch.zeros(1, dtype=parameter.dtype))
+def _first_state(optimizer: Any, group: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """What a first step makes for a parameter of one number."""
+    small = torch.nn.Parameter(torch.zeros(1, dtype=dtype))
     small.grad = torch.zeros_like(small)
     options = {key: value for key, value in group.items() if key != "params"}
     options |= {key: False for key in ("fused", "capturable") if key in options}
@@ -58,22 +61,21 @@ def _expected_bytes(optimizer: Any, group: dict[str, Any], parameter: Any, devic
     trial.__dict__.update(optimizer.__dict__)
     trial.param_groups = [{**options, "params": [small]}]
     trial.state = type(optimizer.state)(dict)
+    step = getattr(type(optimizer).step, "__wrapped__", type(optimizer).step)
     try:
-        type(optimizer).step.__wrapped__(trial) if hasattr(
-            type(optimizer).step, "__wrapped__"
-        ) else trial.step()
+        step(trial)
     except Exception as error:
         raise LowtideError(
             f"cannot tell the state of {type(optimizer).__name__} before its first step ({error}); "
             "take one step before capping, or leave optimizer= out and subtract it from the budget"
         ) from error
-    made = trial.state[small]
-    full = [
-        name for name, item in made.items() if isinstance(item, torch.Tensor) and item.shape == small.shape
-    ]
-    extra = [made[name].element_size() for name in full]
-    whole = sum(rounded(parameter.numel() * size, device) for size in extra)
-    scalars = [t for n, t in made.items() if isinstance(t, torch.Tensor) and n not in full]
-    if device.type == "cpu":
-        whole += sum(t.untyped_storage().nbytes() for t in scalars)
-    return whole
+    return dict(trial.state[small])
+
+
+def _scaled_bytes(state: dict[str, Any], parameter: torch.Tensor, device: torch.device) -> int:
+    """The bytes of such a state for a whole parameter; single numbers stay on the host."""
+    tensors = [item for item in state.values() if isinstance(item, torch.Tensor)]
+    wide = [t.element_size() for t in tensors if t.shape == (1,)]
+    single = [t.untyped_storage().nbytes() for t in tensors if t.shape != (1,)]
+    whole = sum(rounded(parameter.numel() * size, device) for size in wide)
+    return whole + (sum(single) if device.type == "cpu" else 0)
