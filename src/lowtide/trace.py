@@ -42,8 +42,8 @@ __all__ = ["Trace", "make_trace"]
 class Trace:
     """The joint graph of one step.
 
-    `roles` gives for each primal what it is (`parameter`, `buffer`, `input`); `expected` are the tangents that
-    the plan counts on.
+    `roles` gives for each primal what it is (`parameter`, `buffer`, `input`); `expected` are the tangents
+    that the plan counts on.
     """
 
     module: fx.GraphModule
