@@ -1,163 +1,24 @@
-"""The networks of the benchmarks, written from their papers; each takes a batch and gives its loss."""
+"""The registries: networks that run on a GPU for the exactness tables, and those that are only planned."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-Batch = tuple[Tensor, Tensor]
+import encoders
+import language
+import recurrent
+import segmentation
+import vision
+from language import GPT, GPTBlock, tokens
+from vision import Bottleneck, DenseBlock, densenet161, images, resnet, vgg19
 
+__all__ = ["CORPUS", "NETWORKS", "Batch", "Bottleneck", "DenseBlock", "GPTBlock", "Network"]
 
-class Classifier(nn.Module):
-    """A network and its cross-entropy, so that the loss is part of the step."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        return F.cross_entropy(self.net(x), target)
-
-
-class Bottleneck(nn.Module):
-    """The residual block of ResNet-50 and deeper (He et al. 2015)."""
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        outputs = 4 * width
-        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(outputs)
-        self.relu = nn.ReLU(inplace=True)
-        self.shortcut = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-            self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.relu(self.bn1(self.conv1(x)))
-        y = self.relu(self.bn2(self.conv2(y)))
-        return self.relu(self.bn3(self.conv3(y)) + self.shortcut(x))
-
-
-def resnet(depths: tuple[int, ...]) -> nn.Module:
-    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
-    layers: list[nn.Module] = [*stem, nn.MaxPool2d(3, 2, 1)]
-    inputs = 64
-    for stage, depth in enumerate(depths):
-        width = 64 * 2**stage
-        for index in range(depth):
-            layers.append(Bottleneck(inputs, width, 2 if stage and not index else 1))
-            inputs = 4 * width
-    return Classifier(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000)))
-
-
-def vgg19() -> nn.Module:
-    layers: list[nn.Module] = []
-    inputs = 3
-    for width, depth in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
-        for _ in range(depth):
-            layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU(inplace=True)]
-            inputs = width
-        layers.append(nn.MaxPool2d(2))
-    head: list[nn.Module] = [nn.Flatten(), nn.Linear(512 * 49, 4096), nn.ReLU(inplace=True), nn.Dropout()]
-    head += [nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, 1000)]
-    return Classifier(nn.Sequential(*layers, *head))
-
-
-class DenseLayer(nn.Module):
-    """A layer that adds its features to all before it (Huang et al. 2016)."""
-
-    def __init__(self, inputs: int, growth: int) -> None:
-        super().__init__()
-        self.reduce = nn.Sequential(
-            nn.BatchNorm2d(inputs), nn.ReLU(inplace=True), nn.Conv2d(inputs, 4 * growth, 1, bias=False)
-        )
-        self.grow = nn.Sequential(
-            nn.BatchNorm2d(4 * growth),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
-        )
-
-    def forward(self, features: list[Tensor]) -> Tensor:
-        return self.grow(self.reduce(torch.cat(features, 1)))
-
-
-class DenseBlock(nn.Module):
-    """Dense layers, each of which reads all features so far."""
-
-    def __init__(self, inputs: int, growth: int, depth: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(DenseLayer(inputs + i * growth, growth) for i in range(depth))
-
-    def forward(self, x: Tensor) -> Tensor:
-        features = [x]
-        for layer in self.layers:
-            features.append(layer(features))
-        return torch.cat(features, 1)
-
-
-def densenet161() -> nn.Module:
-    layers: list[nn.Module] = [nn.Conv2d(3, 96, 7, 2, 3, bias=False), nn.BatchNorm2d(96)]
-    layers += [nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    inputs = 96
-    for stage, depth in enumerate((6, 12, 36, 24)):
-        if stage:
-            layers += [nn.BatchNorm2d(inputs), nn.ReLU(inplace=True)]
-            layers += [nn.Conv2d(inputs, inputs // 2, 1, bias=False), nn.AvgPool2d(2)]
-            inputs //= 2
-        layers.append(DenseBlock(inputs, 48, depth))
-        inputs += 48 * depth
-    layers += [nn.BatchNorm2d(inputs), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-    return Classifier(nn.Sequential(*layers, nn.Linear(inputs, 1000)))
-
-
-class GPTBlock(nn.Module):
-    """A pre-norm transformer block with causal attention."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(y.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-
-class GPT(nn.Module):
-    """A language model with its loss."""
-
-    def __init__(self, layers: int, width: int, vocabulary: int, length: int) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.blocks = nn.Sequential(*(GPTBlock(width, width // 64) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
-        logits = self.head(self.norm(self.blocks(x)))
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
-
-
-def images(batch: int, device: str) -> Batch:
-    return torch.randn(batch, 3, 224, 224, device=device), torch.randint(1000, (batch,), device=device)
-
-
-def tokens(batch: int, length: int, vocabulary: int, device: str) -> Batch:
-    ids = torch.randint(vocabulary, (batch, length + 1), device=device)
-    return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+Batch = tuple[Tensor, ...]
 
 
 def _gpt(device: str) -> tuple[nn.Module, Batch]:
@@ -173,3 +34,100 @@ NETWORKS: dict[str, Callable[[str], tuple[nn.Module, Batch]]] = {
     "densenet161": lambda device: (densenet161().to(device), images(32, device)),
 }
 """Networks by name, at the batch sizes of the tables."""
+
+Step = tuple[nn.Module, Batch]
+
+
+@dataclass(frozen=True)
+class Network:
+    """How a training step is built on the meta device, and its batch in words."""
+
+    batch: str
+    build: Callable[[], Step]
+
+
+def of_images(net: Callable[[], nn.Module], batch: int) -> Callable[[], Step]:
+    return lambda: (net(), images(batch, "meta"))
+
+
+def pspnet() -> Step:
+    """On ResNet-101 at 713²: the peak nearest to the paper's (with ResNet-50, or at 473², about half)."""
+    return segmentation.PSPNet(19), segmentation.scenes(2, "meta", side=713, classes=19)
+
+
+def unet() -> Step:
+    return segmentation.UNet(), segmentation.cells(8, "meta")
+
+
+def gpt2_medium() -> Step:
+    """No dropout in the attention: traced on the CPU it writes out all scores, unlike a GPU's kernel."""
+    model = GPT(24, 1024, 50257, 1024, dropout=0.1, tied=True)
+    return model, tokens(8, 1024, 50257, "meta")
+
+
+def llama_1b() -> Step:
+    model = language.Llama(16, 2048, 128256, heads=32, groups=8, hidden=8192)
+    return model, tokens(4, 2048, 128256, "meta")
+
+
+def bert_base() -> Step:
+    ids, targets = encoders.token_batches(2, 32, 512, 30522, "meta")
+    return encoders.Bert(), (ids, torch.zeros_like(ids), targets)
+
+
+def t5_small() -> Step:
+    return encoders.T5(), encoders.token_batches(3, 16, 512, 32128, "meta")
+
+
+def bert_base_hf() -> Step:
+    """With dropout in the attention, and therefore with all its scores written out."""
+    model = encoders.Transformers("BertForMaskedLM", "BertConfig")
+    return model, encoders.token_batches(2, 32, 512, 30522, "meta")
+
+
+def t5_small_hf() -> Step:
+    options = {"decoder_start_token_id": 0, "use_cache": False}
+    model = encoders.Transformers("T5ForConditionalGeneration", "T5Config", **options)
+    return model, encoders.token_batches(2, 16, 512, 32128, "meta")
+
+
+def mamba() -> Step:
+    return recurrent.Mamba(24, 768, 50288), tokens(8, 1024, 50288, "meta")
+
+
+def moe() -> Step:
+    model = language.moe(12, 768, 50304, 1024, experts=8)
+    return model, tokens(8, 1024, 50304, "meta")
+
+
+def lstm200() -> Step:
+    return recurrent.LSTM(1024, 10000), tokens(64, 200, 10000, "meta")
+
+
+def gpt_deep() -> Step:
+    """Thin, but with thousands of real ops: for the time that planning takes."""
+    model = GPT(208, 256, 4096, 512).to(torch.bfloat16)
+    return model, tokens(8, 512, 4096, "meta")
+
+
+CORPUS: dict[str, Network] = {
+    "pspnet": Network("2 x 713²", pspnet),
+    "unet": Network("8 x 572²", unet),
+    "resnet50": Network("96 x 224²", lambda: NETWORKS["resnet50"]("meta")),
+    "resnet152": Network("48 x 224²", lambda: NETWORKS["resnet152"]("meta")),
+    "vgg19": Network("64 x 224²", lambda: NETWORKS["vgg19"]("meta")),
+    "densenet161": Network("32 x 224²", lambda: NETWORKS["densenet161"]("meta")),
+    "googlenet": Network("256 x 224²", of_images(vision.GoogLeNet, 256)),
+    "vit_b16": Network("64 x 224²", of_images(lambda: vision.Classifier(vision.ViT(12, 768)), 64)),
+    "gpt2_medium": Network("8 x 1024", gpt2_medium),
+    "llama_1b": Network("4 x 2048", llama_1b),
+    "bert_base": Network("32 x 512", bert_base),
+    "t5_small": Network("16 x 512", t5_small),
+    "mamba": Network("8 x 1024", mamba),
+    "moe": Network("8 x 1024", moe),
+    "lstm200": Network("64 x 200", lstm200),
+    "bert_base_hf": Network("32 x 512", bert_base_hf),
+    "t5_small_hf": Network("16 x 512", t5_small_hf),
+    "gpt_deep": Network("8 x 512", gpt_deep),
+}
+"""Training steps by name, to be built on the meta device."""

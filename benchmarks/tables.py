@@ -13,8 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import plan_results
+from plan_tables import paper_table, plan_tables, plan_times_table
+
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "docs/exactness.md")
+DOCUMENTS = ("README.md", "docs/exactness.md", "docs/how-it-works.md")
 NAMES = {
     "gpt": "GPT, 12 layers, d=1024, 16 x 1024 tokens, bf16",
     "resnet50": "ResNet-50, batch 96",
@@ -68,9 +71,18 @@ def exactness_line(row: dict[str, Any], base: dict[str, Any], name: str) -> str:
     return f"| {' | '.join([*cells, gradients, row['buffers']])} |"
 
 
+def paper() -> str:
+    from corpus import PAPER  # it imports torch, which takes seconds and which the other tables do without
+
+    return paper_table(plan_results.read(), PAPER)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "exactness": lambda: exactness(short=True),
     "exactness-all": lambda: exactness(short=False),
+    "paper": paper,
+    "plan_times": lambda: plan_times_table(read("plan_times.jsonl")),
+    "plans": lambda: plan_tables(plan_results.read()),
 }
 
 

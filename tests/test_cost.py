@@ -10,8 +10,9 @@ from torch import nn
 
 import lowtide
 from lowtide import cost
+from lowtide.cache import cache_folder
 from lowtide.devices import DEVICES, find_device
-from lowtide.pricelist import PriceList, cache_folder
+from lowtide.pricelist import PriceList
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from lowtide.errors import LowtideError
 from lowtide.schedule import Run
 from lowtide.simulate import simulate
 from lowtide.solve import METHODS, find_method, keep_all, sqrt_segments
-from lowtide.solve.greedy import descend, prune
 from lowtide.solve.order import first_order
-from lowtide.solve.tape import Facts, Tape
+from lowtide.solve.search.greedy import descend, prune
+from lowtide.solve.search.tape import Facts, Tape
 
 seeds = st.integers(0, 10_000)
 
@@ -62,7 +62,7 @@ def test_segments_choose_the_fastest_that_fits():
 
 
 def test_an_unknown_method_is_named_with_the_known_ones():
-    with pytest.raises(LowtideError, match="'magic' is not known; choose one of auto, keep_all"):
+    with pytest.raises(LowtideError, match="'magic' is not known; choose one of auto, chain"):
         find_method("magic")
 
 

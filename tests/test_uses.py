@@ -123,6 +123,49 @@ def test_verify_of_a_function_finds_its_modules_and_leaves_them_alone():
     assert torch.equal(model[1].running_mean, mean)
 
 
+def test_tensor_returned_twice_gets_one_gradient_of_the_made_up_loss():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 256)
+
+        def forward(self, x):
+            y = self.linear(x)
+            return y, [y]
+
+    found = lowtide.verify(Twice(), torch.randn(64, 8), budget="min")
+    assert found.ok
+    assert found.measured == found.predicted
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.norm, self.out = nn.Linear(16, 64), nn.BatchNorm1d(64), nn.Linear(64, 64)
+        self.norm.running_mean.uniform_()
+
+
+class ReadsStatisticsBeforeTheyChange(Normed):
+    def forward(self, x):
+        h = (self.into(x) - self.norm.running_mean).sin().sin().sin()
+        return self.out(self.out(self.norm(self.out(h))).tanh()).tanh().square().mean()
+
+
+class NormsForTheStatisticsAlone(Normed):
+    def forward(self, x):
+        h = self.into(x).sin()
+        self.norm(h)
+        return self.out(h).square().mean()
+
+
+@pytest.mark.parametrize("kind", [ReadsStatisticsBeforeTheyChange, NormsForTheStatisticsAlone])
+@pytest.mark.parametrize("budget", ["100%", "min"])
+def test_running_statistics_are_read_and_updated_as_in_eager(kind, budget):
+    found = lowtide.verify(kind(), torch.randn(256, 16), budget=budget)
+    assert found.ok, found
+    assert found.measured == found.predicted
+
+
 def test_changing_python_value_does_not_stop_training():
     class Annealed(nn.Module):
         def __init__(self):

@@ -5,7 +5,9 @@ lowtide.cap(model, "8GiB")
 loss = model(x, y); loss.backward()
 """
 
+from . import solve
 from .api import cap, plan, plan_of, uncap
+from .checkpoint_chain import CheckpointedChain, checkpoint_chain
 from .errors import (
     BudgetError,
     BudgetTooSmall,
@@ -18,6 +20,7 @@ from .errors import (
     ScheduleError,
     UnsupportedBackward,
 )
+from .frontier import Frontier, frontier
 from .graph import Graph, Op, Value
 from .measure import Measurement, measure
 from .plan import Plan
@@ -31,8 +34,10 @@ __all__ = [
     "BudgetError",
     "BudgetTooSmall",
     "CaptureError",
+    "CheckpointedChain",
     "Drop",
     "FormatError",
+    "Frontier",
     "Graph",
     "GraphBreak",
     "LowtideError",
@@ -49,10 +54,13 @@ __all__ = [
     "Value",
     "Verification",
     "cap",
+    "checkpoint_chain",
+    "frontier",
     "measure",
     "plan",
     "plan_of",
     "simulate",
+    "solve",
     "uncap",
     "verify",
 ]

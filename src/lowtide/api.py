@@ -147,4 +147,4 @@ def plan(
             raise
     if piece.plan is None:
         raise CaptureError("torch captured no graph: the step has no tensor operation")
-    return piece.plan
+    return piece.plan if piece.plan.budget is None else piece.plan.with_bound()

@@ -78,10 +78,15 @@ def _items(node: fx.Node) -> dict[int, fx.Node]:
 
 
 def _copies(node: fx.Node) -> list[fx.Node] | None:
-    """The copies of the new statistics into the buffers, or None where they are used otherwise."""
+    """The copies of the new statistics into the buffers, or None where old or new ones are used otherwise."""
     items = _items(node)
     copies = []
     for index, buffer in ((3, node.args[3]), (4, node.args[4])):
+        if not isinstance(buffer, fx.Node) or not all(
+            user is node or (user.target is aten.copy_.default and user.args[0] is buffer)
+            for user in buffer.users
+        ):
+            return None
         for user in items[index].users if index in items else ():
             if user.target is aten.copy_.default and user.args == (buffer, items[index]):
                 copies.append(user)

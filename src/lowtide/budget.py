@@ -15,10 +15,10 @@ import torch
 
 from .allocator import booked_excess, free_blocks
 from .devices import find_device, total_memory
-from .errors import BudgetError, BudgetTooSmall
-from .graph import GIVEN_KINDS, Graph, Op
+from .errors import BudgetError
+from .graph import Graph
 from .plan import Plan, make_plan
-from .schedule import Run
+from .shortfall import too_small
 from .simulate import simulate
 from .solve import find_method
 from .solve.keep_all import keep_all
@@ -51,20 +51,16 @@ def plan_graph(
     size = resolve(asked, graph, vanilla.peak, memory)
     if vanilla.peak <= size:
         return replace(vanilla, budget=size)
-    room = size
-    for _ in range(_ROUNDS):
-        plan = booked(make_plan(graph, solve(graph, room), method=method, budget=size, notes=notes), free)
+    room, step = size, size >> 10
+    while True:
+        made = make_plan(graph, solve(graph, max(room, 0)), method=method, budget=size, notes=notes)
+        plan = booked(made, free)
         if plan.peak <= size:
             return plan
-        room -= plan.peak - size
-    plan = booked(make_plan(graph, solve(graph, 0), method=method, budget=size, notes=notes), free)
-    if plan.peak > size:
-        raise too_small(plan, asked, size)
-    return plan
-
-
-_ROUNDS = 4
-"""How often to plan again with less room, when the allocator books more than the sum of the values."""
+        if made.peak > room:
+            raise too_small(plan, asked, size)
+        # The next plan down may be booked as badly: the steps grow, so that a few of them see enough plans.
+        room, step = room - max(plan.peak - size, step), 2 * step + 1
 
 
 def booked(plan: Plan, free: Sequence[int] | None) -> Plan:
@@ -122,44 +118,3 @@ def _free(device: str) -> int:
         free, _ = torch.cuda.mem_get_info(where)
         return free + torch.cuda.memory_reserved(where)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-
-
-def too_small(plan: Plan, asked: Budget, size: int) -> BudgetTooSmall:
-    """The error of a budget below the smallest peak: the peak's parts by names the user knows."""
-    parts = peak_parts(plan)
-    listed = ", ".join(f"{name} {format_bytes(part)}" for name, part in parts.items() if part)
-    op = peak_op(plan)
-    where = f"; largest step at {op.where}" if op else ""
-    least = format_bytes(plan.peak)
-    return BudgetTooSmall(
-        f"budget {asked} ({size} bytes) is below the smallest feasible peak found, {least} "
-        f"({plan.peak} bytes: {listed}{where}). "
-        f"Try budget={plan.peak}, a smaller batch, or fewer bytes of parameters and optimizer state.",
-        budget=size,
-        smallest=plan.peak,
-        parts=parts,
-    )
-
-
-def peak_parts(plan: Plan) -> dict[str, int]:
-    """Where the bytes of a plan's peak are: parameters, gradients, inputs, fixed bands, activations."""
-    graph = plan.graph
-    parts = {"parameters": 0, "buffers": 0, "inputs": 0, "gradients": 0, **graph.fixed}
-    names = {"parameter": "parameters", "buffer": "buffers", "input": "inputs", "accumulated": "gradients"}
-    for value in graph.values:
-        if value.kind in GIVEN_KINDS:
-            parts[names[value.kind]] += value.bytes
-    runs = {step.op for step in plan.schedule.steps[: plan.timeline.peak_step] if isinstance(step, Run)}
-    made = {name for op in runs for name in graph.op[op].writes}
-    parts["gradients"] += sum(
-        graph.value[name].bytes for name in made if graph.value[name].kind == "gradient"
-    )
-    parts["activations"] = plan.peak - sum(parts.values())
-    return parts
-
-
-def peak_op(plan: Plan) -> Op | None:
-    """The op that runs at the peak, or None between forward and backward."""
-    steps, place = plan.schedule.steps, plan.timeline.peak_step
-    step = steps[place] if place < len(steps) else None
-    return plan.graph.op[step.op] if isinstance(step, Run) else None

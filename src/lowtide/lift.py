@@ -24,7 +24,7 @@ from .devices import Device
 from .dropout import RANDOM
 from .errors import GraphBreak
 from .graph import Graph, Op, OpKind, Value, ValueKind
-from .nodes import has_effect, is_item, storage_of, tensors_of
+from .nodes import feeding, has_effect, is_item, storage_of, tensors_of
 from .replay import state_size
 from .trace import Trace
 
@@ -52,6 +52,7 @@ class _Lifting:
         self.allocator = torch.device(target.type) if target else trace.device
         self.label = target.name if target else str(trace.device)
         self.backward = trace.backward_nodes()
+        self.feeding_outputs = feeding(trace.graph, trace.outputs)
         self.value_of: dict[fx.Node, str] = {}
         self.storage_value: dict[int, str] = {}
         self.root_of: dict[str, fx.Node] = {}
@@ -156,7 +157,9 @@ class _Lifting:
             return "random"
         if node.target in RANDOM:
             return "random"
-        return "pinned" if has_effect(node) and node.target not in UPDATES_STATISTICS else "pure"
+        if node.target in UPDATES_STATISTICS and node in self.feeding_outputs:
+            return "pure"  # its first run, in the forward, is the one that updates them
+        return "pinned" if has_effect(node) else "pure"
 
     def touches_mutated(self, node: fx.Node) -> bool:
         if node not in self.value_of:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import fx
@@ -12,7 +13,16 @@ from . import batchnorm
 from .accumulate import is_accumulation
 from .errors import CaptureError
 
-__all__ = ["depends_on", "has_effect", "is_item", "is_mutation", "mutations", "storage_of", "tensors_of"]
+__all__ = [
+    "depends_on",
+    "feeding",
+    "has_effect",
+    "is_item",
+    "is_mutation",
+    "mutations",
+    "storage_of",
+    "tensors_of",
+]
 
 aten = torch.ops.aten
 
@@ -40,6 +50,15 @@ def depends_on(graph: fx.Graph, sources: Iterable[fx.Node]) -> set[fx.Node]:
     for node in graph.nodes:
         if node.op != "output" and any(parent in found for parent in node.all_input_nodes):
             found.add(node)
+    return found
+
+
+def feeding(graph: fx.Graph, results: Iterable[Any]) -> set[fx.Node]:
+    """The nodes that any of the results depends on, those included."""
+    found = {node for node in results if isinstance(node, fx.Node)}
+    for node in reversed(list(graph.nodes)):
+        if node in found:
+            found.update(node.all_input_nodes)
     return found
 
 

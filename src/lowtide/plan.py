@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from .errors import FormatError, ScheduleError
 from .graph import Graph
 from .schedule import Schedule
 from .simulate import Timeline, simulate
+from .solve.bound import lower_bound
 from .solve.keep_all import keep_all
 from .units import format_bytes, format_seconds
 
@@ -53,6 +54,20 @@ class Plan:
         """Predicted extra time: seconds spent again as a share of running everything once."""
         return self.timeline.extra
 
+    @property
+    def gap(self) -> float | None:
+        """How much longer the step takes than `bound` at most, as a share of it; None without a bound."""
+        return None if not self.bound else self.seconds / self.bound - 1
+
+    def with_bound(self) -> Plan:
+        """The plan with the proven lower bound on the seconds of any schedule under its budget."""
+        # What an allocator books for this schedule says nothing about others.
+        fixed = {name: size for name, size in self.graph.fixed.items() if name != "allocator"}
+        bound = self.graph.seconds
+        if self.budget is not None:
+            bound = lower_bound(self.graph.replace(fixed=fixed), self.budget)
+        return replace(self, bound=min(bound, self.seconds))
+
     @cached_property
     def uncapped(self) -> Timeline:
         """The timeline of keeping everything."""
@@ -68,6 +83,9 @@ class Plan:
             f"  extra time     +{self.extra:.1%} of {format_seconds(self.seconds - self.timeline.again)}"
             f" ({self.graph.prices})",
         ]
+        if self.gap is not None and self.bound is not None:
+            least = self.bound / (self.seconds - self.timeline.again) - 1
+            lines.append(f"  lower bound    +{max(least, 0):.1%}: at most {self.gap:.1%} above the optimum")
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
     def _repr_html_(self) -> str:

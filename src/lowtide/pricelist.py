@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 
+from .cache import cache_folder
 from .devices import describe
 
-__all__ = ["Price", "PriceList", "cache_folder"]
+__all__ = ["Price", "PriceList"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,6 @@ class Price:
     seconds: float | None
     workspace: int
     outputs: tuple[int, ...] | None
-
-
-def cache_folder() -> Path:
-    """Where prices are kept: $LOWTIDE_CACHE, else lowtide/ in the user's cache folder."""
-    if folder := os.environ.get("LOWTIDE_CACHE"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lowtide"
 
 
 @dataclass

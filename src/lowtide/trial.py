@@ -65,7 +65,7 @@ class Trial:
         if self.loss is not None:
             self.loss(output).backward()
             return
-        outputs = [t for t in _tensors(output) if t.requires_grad]
+        outputs = _once([t for t in _tensors(output) if t.requires_grad])
         if not outputs:
             raise NothingToTrain("no output of the step needs a gradient: is every parameter frozen?")
         scalars = [t for t in outputs if t.numel() == 1]
@@ -129,6 +129,11 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
         elif hasattr(leaf, "__dataclass_fields__"):
             found += _tensors([getattr(leaf, name) for name in leaf.__dataclass_fields__])
     return found
+
+
+def _once(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Each tensor once: autograd would add the gradients of one returned twice, outside of the step."""
+    return list({id(tensor): tensor for tensor in tensors}.values())
 
 
 class _MadeUpLoss(torch.autograd.Function):

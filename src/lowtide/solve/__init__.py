@@ -1,26 +1,52 @@
-"""Solvers: `(Graph, budget) -> Schedule`, one file per method. No torch in here.
+"""Solvers: `(Graph, budget) -> Schedule`, one file or folder per method. No torch in here.
 
 A method returns the best schedule it found under the budget; where it found none it returns the one with
-the smallest peak, and `solve` turns that into an error that says what is possible. A budget of 0 therefore
-asks for the smallest peak.
+the smallest peak, and the caller turns that into an error that says what is possible. A budget of 0 therefore
+asks for the smallest peak. The folders `sequence`, `chain`, `lower_sets` and `rotor` also hold their papers'
+algorithms on plain numbers; `bound` proves how far from the optimum a plan can be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from ..errors import LowtideError
 from ..graph import Graph
 from ..schedule import Schedule
+from . import bound, chain, exact, lower_sets, rotor, sequence
 from .auto import auto
 from .keep_all import keep_all
 from .sqrt_segments import sqrt_segments
 
-__all__ = ["METHODS", "auto", "find_method", "keep_all", "sqrt_segments"]
+__all__ = [
+    "METHODS",
+    "auto",
+    "bound",
+    "chain",
+    "exact",
+    "find_method",
+    "keep_all",
+    "lower_sets",
+    "rotor",
+    "sequence",
+    "sqrt_segments",
+]
 
 Method = Callable[[Graph, int], Schedule]
 
-METHODS: dict[str, Method] = {"auto": auto, "keep_all": keep_all, "sqrt_segments": sqrt_segments}
+METHODS: dict[str, Method] = {
+    "auto": auto,
+    "chain": chain.chain,
+    "exact": exact.exact,
+    "keep_all": keep_all,
+    "lower_sets": lower_sets.lower_sets,
+    "lower_sets_approximate": partial(lower_sets.lower_sets, family="approximate"),
+    "rotor": rotor.rotor,
+    "sequence": sequence.sequence,
+    "sqrt_segments": sqrt_segments,
+}
+"""Solvers by name."""
 
 
 def find_method(name: str) -> Method:

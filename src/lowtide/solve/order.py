@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..graph import Graph
+from ..graph import Graph, Op
 from ..schedule import Drop, Run, Schedule, Step
 
-__all__ = ["first_order", "with_drops"]
+__all__ = ["first_order", "with_drops", "without_waste"]
 
 
 def first_order(graph: Graph) -> tuple[list[str], list[str]]:
     """The order of keeping everything: each op once, in program order.
 
-    The forward runs what its outputs and the pinned forward ops need; all else waits for the backward.
+    The forward runs what its outputs and the pinned forward ops need; all else waits for the backward, where
+    forward ops run right before the first op that reads them, as autograd would run them.
     """
     needed: set[str] = {value.name for value in graph.values if value.kind == "output"}
     forward: list[str] = []
@@ -29,7 +30,26 @@ def first_order(graph: Graph) -> tuple[list[str], list[str]]:
     forward.reverse()
     early = set(forward)
     useful = _useful(graph)
-    return forward, [op.name for op in graph.ops if op.name in useful and op.name not in early]
+    return forward, _late(graph, [op for op in graph.ops if op.name in useful and op.name not in early])
+
+
+def _late(graph: Graph, ops: Sequence[Op]) -> list[str]:
+    """The order of the backward: ops of the backward in program order, those of the forward when needed."""
+    waiting = {op.name for op in ops if op.phase == "forward"}
+    order: list[str] = []
+    for op in ops:
+        if op.name in waiting:
+            continue
+        stack = [op]
+        while stack:
+            writers = (graph.writer.get(name) for name in stack[-1].reads)
+            late = next((writer for writer in writers if writer and writer.name in waiting), None)
+            if late is None:
+                order.append(stack.pop().name)
+            else:
+                waiting.remove(late.name)
+                stack.append(late)
+    return order + [op.name for op in ops if op.name in waiting]
 
 
 def _useful(graph: Graph) -> set[str]:
@@ -41,6 +61,24 @@ def _useful(graph: Graph) -> set[str]:
             useful.add(op.name)
             needed.update(op.reads)
     return useful
+
+
+def without_waste(
+    graph: Graph, forward: Sequence[str], backward: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """An order without the runs again that write nothing anybody reads before it is written again."""
+    runs = [*forward, *backward]
+    first = {name: index for index, name in reversed(list(enumerate(runs)))}
+    wanted: set[str] = set()
+    kept: list[int] = []
+    for index in range(len(runs) - 1, -1, -1):
+        op = graph.op[runs[index]]
+        if first[op.name] == index or not wanted.isdisjoint(op.writes):
+            kept.append(index)
+            wanted.difference_update(op.writes)
+            wanted.update(op.reads)
+    kept.reverse()
+    return [runs[i] for i in kept if i < len(forward)], [runs[i] for i in kept if i >= len(forward)]
 
 
 def with_drops(graph: Graph, forward: Sequence[str], backward: Sequence[str]) -> Schedule:

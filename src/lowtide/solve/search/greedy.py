@@ -29,7 +29,7 @@ import numpy as np
 from .moves import Move, Moves
 from .tape import Tape
 
-__all__ = ["descend", "prune"]
+__all__ = ["PlainTape", "descend", "prune"]
 
 LEAST_PROGRESS = 0.95
 """A descent gives up when going through all gaps leaves more than this share of the excess."""
@@ -41,21 +41,22 @@ REACH, LONGEST = 8, 32
 class Descent:
     """One greedy run over a tape towards a budget."""
 
-    def __init__(self, tape: Tape, budget: int, exponent: float, tolerance: float) -> None:
+    def __init__(self, tape: Tape, budget: int, exponent: float, tolerance: float, limit: int | None) -> None:
         self.tape, self.facts, self.budget = tape, tape.facts, budget
         self.exponent, self.tolerance = exponent, tolerance
+        self.limit = inf if limit is None else tape.edits + limit
         self.moves = Moves(tape, budget, exponent, REACH)
         self.heap: list[tuple[float, int, int]] = []
 
     def run(self) -> bool:
         """Take moves until the budget holds (True) or none helps (False)."""
-        excess = self.moves.excess()
+        tape, excess = self.tape, self.moves.excess()
         while excess:
             self.fill()
             self.drain()
             before, excess = excess, self.moves.excess()
-            if excess > LEAST_PROGRESS * before:
-                if self.moves.reach >= LONGEST:
+            if excess > LEAST_PROGRESS * before or tape.edits >= self.limit:
+                if self.moves.reach >= LONGEST or tape.edits >= self.limit:
                     return False
                 self.moves.reach *= 4
         return True
@@ -82,7 +83,7 @@ class Descent:
 
     def drain(self) -> None:
         """Take moves until the heap is empty or the budget holds."""
-        while self.heap:
+        while self.heap and self.tape.edits < self.limit:
             _, value, after = heapq.heappop(self.heap)
             ways = self.moves.ways(value, after)
             after = self.make_room(after, max(map(len, ways), default=0))
@@ -137,23 +138,31 @@ class Descent:
                 self.push(value, after, Move(facts.seconds[facts.writer[value]], gain))
 
 
-def descend(tape: Tape, budget: int, *, exponent: float = 1.0, tolerance: float = 0.1) -> bool:
+def descend(
+    tape: Tape, budget: int, *, exponent: float = 1.0, tolerance: float = 0.1, limit: int | None = None
+) -> bool:
     """Add repeated runs until nothing is above the budget; whether that was reached.
 
     A move is taken when its score is within `tolerance` of the best known one, which may be out of date.
+    After `limit` edits of the tape it gives up.
     """
-    return Descent(tape, budget, exponent, tolerance).run()
+    return Descent(tape, budget, exponent, tolerance, limit).run()
 
 
-def prune(tape: Tape, budget: int) -> None:
-    """Take away repeated runs that the budget does not need, dearest first."""
+def prune(tape: Tape, budget: int, *, limit: int | None = None) -> None:
+    """Take away repeated runs that the budget does not need, dearest first; stop after `limit` edits."""
     seconds = tape.facts.seconds
+    last = inf if limit is None else tape.edits + limit
     while True:
-        again = [slot for slots in tape.runs for slot in slots[1:]]
+        again = [slot for op, slots in enumerate(tape.runs) for slot in slots[0 if tape.vain(op) else 1 :]]
         again.sort(key=lambda slot: (-seconds[tape.at[slot]], -slot))
         removed = 0
         for slot in again:
+            if tape.edits >= last:
+                break
             op = tape.at[slot]
+            if tape.runs[op][0] == slot and not tape.vain(op):
+                continue
             tape.low, tape.high = len(tape.at), 0
             tape.remove(slot)
             if tape.mem[tape.low : tape.high + 1].max() > budget:
@@ -162,3 +171,21 @@ def prune(tape: Tape, budget: int) -> None:
                 removed += 1
         if not removed:
             return
+
+
+class PlainTape(Tape):
+    """A tape that descends and prunes itself: what `native.NativeTape` does, without a compiler."""
+
+    def copy(self) -> PlainTape:
+        """The same tape once more."""
+        return PlainTape(self.facts, self.order())
+
+    def descend(
+        self, budget: int, *, exponent: float = 1.0, tolerance: float = 0.1, limit: int | None = None
+    ) -> bool:
+        """See `descend`."""
+        return descend(self, budget, exponent=exponent, tolerance=tolerance, limit=limit)
+
+    def prune(self, budget: int, *, limit: int | None = None) -> None:
+        """See `prune`."""
+        prune(self, budget, limit=limit)

@@ -12,20 +12,25 @@ are sunk far below zero and never count.
 Complexity: an edit takes O(log events + length of the changed intervals) per value, the latter in numpy.
 When the room between two runs is used up, `widen` moves all that is behind in O(runs + reads + writes).
 
-Limits: first runs stay where they are; only repeated runs are put in and taken out.
+Limits: a first run stays where it is as long as anything reads it before the op runs again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..graph import GIVEN_KINDS, Graph
-from ..schedule import Schedule
-from .order import with_drops
+from ...graph import GIVEN_KINDS, Graph
+from ...schedule import Schedule
+from ..order import with_drops
+
+if TYPE_CHECKING:
+    from .native import NativeFacts
 
 __all__ = ["Facts", "Tape"]
 
@@ -60,12 +65,20 @@ class Facts:
         self.seconds = [op.seconds for op in graph.ops] + [0.0]
         self.state = [op.state for op in graph.ops] + [0]
         self.again = [op.kind != "pinned" for op in graph.ops] + [False]
+        self.pure = [op.kind == "pure" for op in graph.ops] + [False]
         self.given = graph.fixed_bytes + sum(v.bytes for v in graph.values if v.kind in GIVEN_KINDS)
         workspace = [op.workspace for op in graph.ops] + [graph.boundary]
         self.own = [
             self.held[op] + bytes_ + sum(self.size[value] for value in self.reads[op] + self.writes[op])
             for op, bytes_ in enumerate(workspace)
         ]
+
+    @cached_property
+    def native(self) -> NativeFacts:
+        """The same as arrays for the compiled search."""
+        from .native import NativeFacts
+
+        return NativeFacts(self)
 
     def order(self, forward: Iterable[str], backward: Iterable[str]) -> list[int]:
         """An order of runs by numbers, the boundary included."""
@@ -96,12 +109,13 @@ class Tape:
     """An order of runs on slots, and the bytes resident while each one runs.
 
     `at[slot]` is the op that runs there, or -1; `events[value]` and `runs[op]` are sorted slots. `low` and
-    `high` bound the slots that edits have changed since the caller last set them.
+    `high` bound the slots that edits have changed since the caller last set them; `edits` counts them.
     """
 
     def __init__(self, facts: Facts, order: Sequence[int]) -> None:
         self.facts = facts
         self.seconds = 0.0
+        self.edits = 0
         self._lay(order)
 
     def _lay(self, order: Sequence[int]) -> None:
@@ -173,7 +187,8 @@ class Tape:
         return events[index - 1], there
 
     def insert(self, op: int, slot: int) -> None:
-        """Run an op again at a free slot."""
+        """Run an op once more at a free slot."""
+        self.edits += 1
         facts, mem, at = self.facts, self.mem, self.at
         mem[slot] += SUNK + facts.own[op]
         low = slot
@@ -199,13 +214,16 @@ class Tape:
         self.seconds += facts.seconds[op]
         if facts.state[op]:
             self._hold_state(op, -1)
+        first = self.runs[op][0]
         insort(self.runs[op], slot)
+        self._hold(op, first)
         if facts.state[op]:
             self._hold_state(op, 1)
         self.low, self.high = min(self.low, low), max(self.high, slot)
 
     def remove(self, slot: int) -> None:
-        """Take a repeated run away."""
+        """Take one of several runs away."""
+        self.edits += 1
         facts, mem, at = self.facts, self.mem, self.at
         op = at[slot]
         mem[slot] -= SUNK + facts.own[op]
@@ -232,10 +250,33 @@ class Tape:
         self.seconds -= facts.seconds[op]
         if facts.state[op]:
             self._hold_state(op, -1)
+        first = self.runs[op][0]
         self.runs[op].remove(slot)
+        self._hold(op, first)
         if facts.state[op]:
             self._hold_state(op, 1)
         self.low, self.high = min(self.low, low), max(self.high, slot)
+
+    def _hold(self, op: int, was: int) -> None:
+        """What an op holds for good is there from its first run on, which was elsewhere before an edit."""
+        first, held = self.runs[op][0], self.facts.held[op]
+        if not held or first == was:
+            return
+        if first > was:
+            self.mem[was + 1 : first + 1] -= held
+        else:
+            self.mem[first + 1 : was + 1] += held
+        self.low, self.high = min(self.low, first, was), max(self.high, first, was)
+
+    def vain(self, op: int) -> bool:
+        """Whether an op's first run is for nothing: it runs again, in the same phase, before it is read."""
+        facts, runs = self.facts, self.runs[op]
+        if not facts.pure[op] or len(runs) < 2:
+            return False
+        (boundary,) = self.runs[facts.boundary]
+        if (runs[0] < boundary) != (runs[1] < boundary):
+            return False
+        return all(self.events[value][1] == runs[1] for value in facts.writes[op])
 
     def _hold_state(self, op: int, sign: int) -> None:
         slots = self.runs[op]

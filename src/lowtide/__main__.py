@@ -1,0 +1,8 @@
+"""`python -m lowtide` is the command `lowtide`."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""Plans from the smallest cuts behind the bound: what to save across the end of the forward.
+
+Problem: which values should wait across the end of the forward, if what is not saved runs again when needed?
+
+Method: at each price per byte the smallest cut of the moment (see `method`) says which ops run again, for
+the least seconds plus price times bytes. The prices where the answer changes are found by halving the
+interval between two known cuts where their lines cross. Each op that runs again does so right before the
+first run that reads it. This is what the min-cut partitioner of torch.compile solves at one price, here at
+all of them and judged by its peak.
+
+Complexity: one smallest cut per plan, at most `CUTS` of them.
+
+Limits: one moment and one more run per op. Seeds for `auto`, which mends what is above the budget elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...graph import Graph
+from ..order import first_order, without_waste
+from .method import Choice
+from .moments import Step, moments
+
+__all__ = ["cut_orders"]
+
+CUTS = 32
+
+
+def cut_orders(graph: Graph) -> Iterator[tuple[list[str], list[str]]]:
+    """The orders of runs of the smallest cuts, without repetition, from few runs again to many."""
+    step = Step(graph)
+    if not step.once:
+        return
+    choice = Choice(step, next(moments(step)))
+    seen: set[tuple[str, ...]] = {()}
+    for price in _prices(choice):
+        again = tuple(choice.runs_again(price))
+        if again not in seen:
+            seen.add(again)
+            yield _lazily(graph, again)
+
+
+def _prices(choice: Choice) -> list[int]:
+    """Prices per byte at which the smallest cut is another one, by where the lines of known cuts cross."""
+    dear = sum(choice.seconds) + 1
+    few, many = choice.cut(1)[0], choice.cut(dear)[0]
+    prices = [dear]
+    todo = [(few, many)]
+    while todo and len(prices) < CUTS:
+        low, high = todo.pop(0)
+        if low is None or high is None or low.bytes <= high.bytes:
+            continue
+        price = (high.seconds - low.seconds) // (low.bytes - high.bytes)
+        middle = choice.cut(price)[0]
+        if middle is None or middle.at(price) >= min(low.at(price), high.at(price)):
+            continue
+        prices.append(price)
+        todo += [(low, middle), (middle, high)]
+    return sorted(prices)
+
+
+def _lazily(graph: Graph, again: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The order in which each of some ops runs again right before the first run that reads it."""
+    forward, backward = first_order(graph)
+    waiting = set(again)
+    order: list[str] = []
+    for name in backward:
+        stack = [name]
+        while stack:
+            writers = (graph.writer.get(value) for value in graph.op[stack[-1]].reads)
+            late = next((op.name for op in writers if op is not None and op.name in waiting), None)
+            if late is None:
+                order.append(stack.pop())
+            else:
+                waiting.remove(late)
+                stack.append(late)
+    return without_waste(graph, forward, order)

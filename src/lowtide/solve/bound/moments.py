@@ -1,0 +1,158 @@
+"""Moments that every schedule of a graph has, and what is certain about them.
+
+A moment is the end of the forward, or the first run of an op. Some ops have certainly run before it, some
+certainly run only after it; some bytes are certainly there. `bound` makes its lower bounds from that. All
+follows from the simulator's rules, for any order of runs: a pinned forward op that no output needs may for
+instance wait for the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ...graph import GIVEN_KINDS, Graph, Op
+from ...schedule import Run
+from ...simulate import simulate
+from ..keep_all import keep_all
+from ..order import first_order
+
+__all__ = ["Moment", "Step", "moments"]
+
+MOMENTS = 300
+EFFORT = 50_000
+"""At most so many moments, and at most so many ops in all moments together (but always one moment)."""
+
+UNITS = 1 << 59
+"""Running everything once, in the whole numbers that cuts are made of."""
+
+
+class Step:
+    """The ops that must run, each behind those it needs, and what is known of all schedules.
+
+    `early` marks the ops that an output needs: those run in the forward.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.ops = [graph.op[name] for part in first_order(graph) for name in part]
+        self.once = sum(op.seconds for op in self.ops)
+        scale = UNITS / self.once if self.once else 0.0
+        # A hair is taken off, for the product of two floats may be rounded up.
+        self.units = [int(op.seconds * scale * (1 - 1e-15)) for op in self.ops]
+        self.writer = {name: index for index, op in enumerate(self.ops) for name in op.writes}
+        self.base = graph.fixed_bytes + sum(v.bytes for v in graph.values if v.kind in GIVEN_KINDS)
+        self.tangents = {value.name for value in graph.values if value.kind == "tangent"}
+        outputs = [self.writer[value.name] for value in graph.values if value.kind == "output"]
+        self.early = self.needed_by(outputs)
+
+    def needed_by(self, starts: Iterable[int]) -> bytearray:
+        """Marks of the given ops and all they depend on."""
+        marks = bytearray(len(self.ops))
+        for index in starts:
+            marks[index] = 1
+        for index in range(len(self.ops) - 1, -1, -1):
+            if marks[index]:
+                for name in self.ops[index].reads:
+                    if name in self.writer:
+                        marks[self.writer[name]] = 1
+        return marks
+
+    def depending_on(self, start: int) -> bytearray:
+        """Marks of all ops that depend on the given one."""
+        marks = bytearray(len(self.ops))
+        fresh = set(self.ops[start].writes)
+        for index in range(start + 1, len(self.ops)):
+            if not fresh.isdisjoint(self.ops[index].reads):
+                marks[index] = 1
+                fresh.update(self.ops[index].writes)
+        return marks
+
+    def held_bytes(self, op: Op) -> int:
+        """Bytes that an op writes and that stay until the end."""
+        values = (self.graph.value[name] for name in op.writes)
+        return sum(value.bytes for value in values if not value.droppable)
+
+    def least_bytes(self) -> int:
+        """Bytes that every schedule needs at some time: all held values at the end, or one op and its own."""
+        value = self.graph.value
+        least = self.base + sum(map(self.held_bytes, self.ops))
+        outputs = self.base + sum(self.held_bytes(op) for i, op in enumerate(self.ops) if self.early[i])
+        for op in self.ops:
+            start = outputs if op.phase == "backward" else self.base
+            names = [*op.reads, *op.writes]
+            size = start + op.workspace + sum(value[name].bytes for name in names if value[name].droppable)
+            least = max(least, size)
+        return least
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment that every schedule has.
+
+    `before` and `after` mark the ops that have certainly run and that have certainly not run yet; `there` are
+    droppable values that are there in any case, `size` is the bytes of those and of all that no op writes.
+    `settled` are tangents that are counted already or that do not exist yet.
+    """
+
+    before: bytearray
+    after: bytearray
+    there: frozenset[str]
+    size: int
+    settled: frozenset[str]
+
+
+def moments(step: Step) -> Iterator[Moment]:
+    """The end of the forward, then first runs at which keeping everything holds much."""
+    yield _end_of_forward(step)
+    for index in _crowded(step, min(MOMENTS, EFFORT // max(len(step.ops), 1)) - 1):
+        yield _first_run(step, index)
+
+
+def _crowded(step: Step, count: int) -> list[int]:
+    """Numbers of ops, one from each stretch of the step: the one at which the most bytes are resident."""
+    schedule = keep_all(step.graph)
+    resident = simulate(step.graph, schedule).resident
+    number = {
+        op.name: index for index, op in enumerate(step.ops) if step.early[index] or op.phase == "backward"
+    }
+    runs = [
+        (size, number[run.op])
+        for size, run in zip(resident, schedule.steps, strict=True)
+        if isinstance(run, Run) and run.op in number
+    ]
+    if count <= 0 or not runs:
+        return []
+    edges = [round(part * len(runs) / count) for part in range(count + 1)]
+    stretches = [runs[start:end] for start, end in pairwise(edges) if start < end]
+    return [max(stretch)[1] for stretch in stretches]
+
+
+def _end_of_forward(step: Step) -> Moment:
+    tangents = sum(value.bytes for value in step.graph.values if value.kind == "tangent")
+    return Moment(
+        before=step.early,
+        after=bytearray(op.phase == "backward" for op in step.ops),
+        there=frozenset(),
+        size=step.base + step.graph.boundary + tangents,
+        settled=frozenset(step.tangents),
+    )
+
+
+def _first_run(step: Step, index: int) -> Moment:
+    """The first run of a backward op, or of a forward op that an output needs."""
+    op, value = step.ops[index], step.graph.value
+    backward = op.phase == "backward"
+    before, after = step.needed_by([index]), step.depending_on(index)
+    if backward:
+        before = bytearray(map(max, before, step.early))
+    else:
+        after = bytearray(
+            later or other.phase == "backward" for later, other in zip(after, step.ops, strict=True)
+        )
+    there = frozenset(name for name in (*op.reads, *op.writes) if value[name].droppable)
+    held = {name for name in step.tangents if not value[name].droppable} if backward else set()
+    size = step.base + op.workspace + sum(value[name].bytes for name in there | held)
+    settled = step.tangents & (there | held) if backward else step.tangents
+    return Moment(before, after, there, size, frozenset(settled))

@@ -1,0 +1,83 @@
+r"""From a sequence of lower sets to an order of runs.
+
+With ∅ = L_0 ⊂ L_1 ⊂ ... ⊂ L_k = V and segments V_i = L_i \ L_(i-1), the forward runs as ever. What is in
+V_i but not in b(L_i) is dropped, for i < k; before the first op of the backward that reads something dropped
+of V_i, those ops of V_i run again, in order, that the backward needs. Where the drops go is liveness, in
+`order`. O(ops + reads + writes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...graph import Graph
+from .contraction import Contraction
+from .family import boundary, members
+
+__all__ = ["Order", "backward_with_segments", "dropped_values", "spare_values"]
+
+Order = tuple[list[str], list[str]]
+
+
+def spare_values(graph: Graph, parts: Contraction) -> set[str]:
+    """Large values of a node that only the backward reads: caching the node need not keep them."""
+    node = {name: number for number, names in enumerate(parts.ops) for name in names}
+    crossing = {
+        value
+        for name, number in node.items()
+        for value in graph.op[name].reads
+        if value in graph.writer and node.get(graph.writer[value].name, number) != number
+    }
+    return {
+        value
+        for name, number in node.items()
+        for value in graph.op[name].writes
+        if value not in crossing and 8 * graph.value[value].bytes > parts.dag.bytes[number]
+    }
+
+
+def dropped_values(
+    graph: Graph, parts: Contraction, sequence: Sequence[int], spare: set[str]
+) -> dict[str, int]:
+    """The segment of each value that is dropped; the last segment is kept."""
+    dropped: dict[str, int] = {}
+    last = 0
+    for index, lower in enumerate(sequence[:-1]):
+        cached = boundary(parts.dag, lower)
+        for node in members(lower & ~last):
+            for op in map(graph.op.__getitem__, parts.ops[node]):
+                for value in op.writes if op.kind != "pinned" else ():
+                    if graph.value[value].droppable and (not cached >> node & 1 or value in spare):
+                        dropped[value] = index
+        last = lower
+    return dropped
+
+
+def backward_with_segments(graph: Graph, first: Order, dropped: dict[str, int]) -> list[str]:
+    """The backward in which each segment runs again before something of it is first read."""
+    segments: dict[int, list[str]] = {index: [] for index in dropped.values()}
+    for name in first[0]:
+        for index in {dropped[value] for value in graph.op[name].writes if value in dropped}:
+            segments[index].append(name)
+    needed = {value for name in first[1] for value in graph.op[name].reads if value in dropped}
+    done: set[int] = set()
+    order: list[str] = []
+    for name in first[1]:
+        first_needs = {dropped[value] for value in graph.op[name].reads if value in dropped} - done
+        for index in sorted(first_needs):
+            order.extend(_again(graph, segments[index], needed, dropped))
+        done |= first_needs
+        order.append(name)
+    return order
+
+
+def _again(graph: Graph, segment: Sequence[str], needed: set[str], dropped: dict[str, int]) -> list[str]:
+    """The ops of a segment that write something needed, or what those read, in order."""
+    wanted = set(needed)
+    runs: list[str] = []
+    for name in reversed(segment):
+        op = graph.op[name]
+        if wanted.intersection(op.writes):
+            runs.append(name)
+            wanted.update(value for value in op.reads if value in dropped)
+    return runs[::-1]

@@ -1,0 +1,243 @@
+/* The order of runs that a search edits, with its resident bytes kept up to date. See `tape.py`, its slower twin. */
+#ifndef LOWTIDE_TAPE_H
+#define LOWTIDE_TAPE_H
+
+#include "profile.h"
+
+#define SPACING 32
+
+typedef struct { /* a graph by numbers; the arrays belong to the caller. The last op is the boundary. */
+    i32 ops, values;
+    i64 given;
+    const i32 *read_at, *reads, *write_at, *writes, *writer;
+    const i64 *size, *own, *held, *state;
+    const double *seconds;
+    const uint8_t *again, *pure;
+} Facts;
+
+typedef struct { /* sorted slots */
+    i32 *at, count, room;
+} Slots;
+
+typedef struct {
+    const Facts *facts;
+    i32 length, low, high; /* `low` and `high` bound the slots that edits have changed */
+    i32 *at;               /* the op that runs at each slot, or -1 */
+    Profile mem;
+    Slots *events, *runs; /* of each value, of each op */
+    double seconds;
+    i64 edits; /* how many there were so far: a measure of time that does not depend on the machine */
+} Tape;
+
+static i32 slots_find(const Slots *s, i32 slot) {
+    i32 low = 0, high = s->count;
+    while (low < high) {
+        i32 mid = (low + high) / 2;
+        if (s->at[mid] < slot) low = mid + 1;
+        else high = mid;
+    }
+    return low;
+}
+
+static void slots_insert(Slots *s, i32 index, i32 slot) {
+    if (s->count == s->room) {
+        s->room = s->room ? 2 * s->room : 4;
+        s->at = realloc(s->at, (size_t)s->room * sizeof(i32));
+    }
+    memmove(s->at + index + 1, s->at + index, (size_t)(s->count - index) * sizeof(i32));
+    s->at[index] = slot;
+    s->count++;
+}
+
+static void slots_remove(Slots *s, i32 index) {
+    memmove(s->at + index, s->at + index + 1, (size_t)(s->count - index - 1) * sizeof(i32));
+    s->count--;
+}
+
+static void slots_free(Slots *s, i32 count) {
+    for (i32 i = 0; i < count; i++) free(s[i].at);
+    free(s);
+}
+
+static Slots *slots_copy(const Slots *from, i32 count) {
+    Slots *to = calloc((size_t)count + 1, sizeof(Slots));
+    for (i32 i = 0; i < count; i++) {
+        if (!from[i].count) continue;
+        to[i].count = to[i].room = from[i].count;
+        to[i].at = malloc((size_t)from[i].count * sizeof(i32));
+        memcpy(to[i].at, from[i].at, (size_t)from[i].count * sizeof(i32));
+    }
+    return to;
+}
+
+/* Put an order of runs on slots, `SPACING` apart; the run at index `wide` gets `room` more free slots before it. */
+static void tape_lay(Tape *t, const i32 *order, i32 count, i32 wide, i32 room) {
+    const Facts *f = t->facts;
+    t->length = SPACING * (count + 1) + room;
+    profile_init(&t->mem, t->length);
+    t->at = malloc((size_t)t->mem.length * sizeof(i32));
+    memset(t->at, -1, (size_t)t->mem.length * sizeof(i32));
+    t->events = calloc((size_t)f->values + 1, sizeof(Slots));
+    t->runs = calloc((size_t)f->ops + 1, sizeof(Slots));
+    i64 *change = calloc((size_t)t->mem.length + 2, sizeof(i64));
+    t->seconds = 0;
+    for (i32 i = 0; i < count; i++) {
+        i32 op = order[i], slot = SPACING * (i + 1) + (i >= wide ? room : 0);
+        t->at[slot] = op;
+        t->seconds += f->seconds[op];
+        change[slot] += f->own[op];
+        change[slot + 1] += (t->runs[op].count ? 0 : f->held[op]) - f->own[op];
+        slots_insert(&t->runs[op], t->runs[op].count, slot);
+        for (i32 r = f->read_at[op]; r < f->read_at[op + 1]; r++) {
+            Slots *e = &t->events[f->reads[r]];
+            i64 size = f->size[f->reads[r]];
+            change[e->at[e->count - 1] + 1] += size;
+            change[slot] -= size;
+            slots_insert(e, e->count, slot);
+        }
+        for (i32 w = f->write_at[op]; w < f->write_at[op + 1]; w++) {
+            Slots *e = &t->events[f->writes[w]];
+            slots_insert(e, e->count, slot);
+        }
+    }
+    for (i32 op = 0; op < f->ops; op++) {
+        Slots *r = &t->runs[op];
+        if (r->count < 2 || !f->state[op]) continue;
+        change[r->at[0]] += f->state[op];
+        change[r->at[r->count - 1] + 1] -= f->state[op];
+    }
+    i64 level = f->given;
+    for (i32 s = 0; s < t->mem.length; s++) {
+        level += change[s];
+        t->mem.level[s] = level;
+        t->mem.used[s] = t->at[s] >= 0;
+    }
+    profile_build(&t->mem);
+    free(change);
+    t->low = t->length, t->high = 0;
+}
+
+static void tape_clear(Tape *t) {
+    profile_free(&t->mem);
+    free(t->at);
+    slots_free(t->events, t->facts->values);
+    slots_free(t->runs, t->facts->ops);
+}
+
+static void tape_touch(Tape *t, i32 low, i32 high) {
+    if (low < t->low) t->low = low;
+    if (high > t->high) t->high = high;
+}
+
+/* The last event of a value before a slot, and whether the value is there on the way across that slot. */
+static i32 tape_around(const Tape *t, i32 value, i32 slot, int *there) {
+    const Slots *e = &t->events[value];
+    i32 index = slots_find(e, slot);
+    *there = index < e->count && t->at[e->at[index]] != t->facts->writer[value];
+    return index ? e->at[index - 1] : -1;
+}
+
+static void tape_state(Tape *t, i32 op, i64 sign) {
+    const Slots *r = &t->runs[op];
+    if (r->count < 2 || !t->facts->state[op]) return;
+    profile_add(&t->mem, r->at[0], r->at[r->count - 1] + 1, sign * t->facts->state[op]);
+    tape_touch(t, r->at[0], r->at[r->count - 1]);
+}
+
+/* What an op holds for good is there from its first run on. */
+static void tape_hold(Tape *t, i32 op, i32 was, i32 is) {
+    i64 held = t->facts->held[op];
+    if (!held || was == is) return;
+    if (is > was) profile_add(&t->mem, was + 1, is + 1, -held);
+    else profile_add(&t->mem, is + 1, was + 1, held);
+    tape_touch(t, is < was ? is : was, is > was ? is : was);
+}
+
+/* Run an op once more at a free slot (sign 1), or take one of several runs away (sign -1). */
+static void tape_edit(Tape *t, i32 op, i32 slot, i64 sign) {
+    const Facts *f = t->facts;
+    t->edits++;
+    i64 here = sign * f->own[op];
+    i32 low = slot;
+    for (i32 r = f->read_at[op]; r < f->read_at[op + 1]; r++) {
+        i32 value = f->reads[r];
+        Slots *e = &t->events[value];
+        i32 index = slots_find(e, slot);
+        if (sign < 0) slots_remove(e, index);
+        if (index < e->count && t->at[e->at[index]] != f->writer[value]) {
+            here -= sign * f->size[value];
+        } else {
+            i32 before = e->at[index - 1] + 1;
+            profile_add(&t->mem, before, slot, sign * f->size[value]);
+            if (before < low) low = before;
+        }
+        if (sign > 0) slots_insert(e, index, slot);
+    }
+    for (i32 w = f->write_at[op]; w < f->write_at[op + 1]; w++) {
+        i32 value = f->writes[w];
+        Slots *e = &t->events[value];
+        i32 index = slots_find(e, slot);
+        if (sign < 0) slots_remove(e, index);
+        if (index < e->count && t->at[e->at[index]] != op) {
+            i32 before = e->at[index - 1] + 1;
+            profile_add(&t->mem, before, slot + 1, -sign * f->size[value]);
+            if (before < low) low = before;
+        }
+        if (sign > 0) slots_insert(e, index, slot);
+    }
+    t->mem.level[slot] += here;
+    t->at[slot] = sign > 0 ? op : -1;
+    t->mem.used[slot] = sign > 0;
+    profile_settle(&t->mem, slot);
+    t->seconds += (double)sign * f->seconds[op];
+    tape_state(t, op, -1);
+    Slots *runs = &t->runs[op];
+    i32 first = runs->at[0];
+    if (sign > 0) slots_insert(runs, slots_find(runs, slot), slot);
+    else slots_remove(runs, slots_find(runs, slot));
+    tape_hold(t, op, first, runs->at[0]);
+    tape_state(t, op, 1);
+    tape_touch(t, low, slot);
+}
+
+static void tape_insert(Tape *t, i32 op, i32 slot) { tape_edit(t, op, slot, 1); }
+
+static void tape_remove(Tape *t, i32 slot) { tape_edit(t, t->at[slot], slot, -1); }
+
+/* Whether an op's first run is for nothing: it runs again, in the same phase, before anything reads it. */
+static int tape_vain(const Tape *t, i32 op) {
+    const Facts *f = t->facts;
+    const Slots *runs = &t->runs[op];
+    if (!f->pure[op] || runs->count < 2) return 0;
+    i32 boundary = t->runs[f->ops - 1].at[0];
+    if ((runs->at[0] < boundary) != (runs->at[1] < boundary)) return 0;
+    for (i32 w = f->write_at[op]; w < f->write_at[op + 1]; w++)
+        if (t->events[f->writes[w]].at[1] != runs->at[1]) return 0;
+    return 1;
+}
+
+/* How many free slots are right before the run at `slot`. */
+static i32 tape_gap(const Tape *t, i32 slot) {
+    i32 before = slot - 1;
+    while (before > 0 && t->at[before] < 0) before--;
+    return slot - before - 1;
+}
+
+/* Lay the runs out afresh with `room` more free slots before the run at `wide`, and say where each is then. */
+static void tape_spread(Tape *t, i32 wide, i32 room, i32 *moved) {
+    i32 count = 0, at = 0, *order = malloc((size_t)t->length * sizeof(i32));
+    for (i32 s = 0; s < t->length; s++) {
+        moved[s] = 0;
+        if (t->at[s] < 0) continue;
+        if (s == wide) at = count;
+        moved[s] = SPACING * (count + 1) + (s >= wide ? room : 0);
+        order[count++] = t->at[s];
+    }
+    double seconds = t->seconds;
+    tape_clear(t);
+    tape_lay(t, order, count, at, room);
+    t->seconds = seconds;
+    free(order);
+}
+
+#endif

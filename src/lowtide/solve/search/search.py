@@ -1,0 +1,304 @@
+"""The search for the ladder of a graph: descents, seeds of other methods, and repairs after random ruin.
+
+Problem: find, for all budgets at once, orders of runs with few seconds and small peaks.
+
+Method, in this order:
+
+1. *Down*, from each of a few orders of first runs (see `reorder`): targets from the peak of keeping
+   everything to what the largest single run needs are each planned for by greedy descents (see `greedy`),
+   which go on from the plan for the target before and start afresh with several weights of bytes against
+   seconds.
+2. *Plant* the plans of other methods (see `seeds`), and *graft*: descend to each target from the plans right
+   above it.
+3. *Bisect*: between the last target reached and the first one missed, look for the smallest peak.
+4. *Improve*: take some repeated runs of a plan away at random, within a random part of the step, and
+   descend again with some noise in the scores; keep what is better. As long as the effort allows.
+5. *Up*: fill the room between the targets by taking repeated runs away as the budget grows.
+6. *Anneal*, on graphs of up to a hundred ops: put single runs in and out at random, cooling down.
+
+Nothing here depends on a budget, on the clock or on a random seed of the process: the effort is counted in
+edits of the tape, and the noise is a hash. So the same graph gets the same ladder.
+
+Complexity: about `Effort.edits` edits for graphs of up to some thousand ops, above that about ten descents.
+
+Limits: a local search. `bound` says how far from the optimum it may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import cycle
+from random import Random
+
+import numpy as np
+
+from ...graph import Graph
+from .greedy import PlainTape
+from .ladder import Ladder, Rung
+from .native import NativeTape, library
+from .reorder import first_orders
+from .seeds import seed_orders
+from .tape import Facts
+
+__all__ = ["Search"]
+
+EXPONENTS = (1.4, 1.0, 0.7, 2.0, 0.5)
+"""Weights of the bytes that a move gains against its seconds, the best one first."""
+
+MOST_EDITS = 60
+"""How many edits of the tape a descent may make per op: near the floor it could go on for long."""
+
+LONG, MOST_LONG = 3, 8
+"""Orders of more than so many runs per op are not worked on; so many of them are at least pruned."""
+
+FINER = (0.7, 0.4, 0.2, 0.1, 0.03)
+"""Targets between the floor and the last round one, as shares of that way."""
+
+CALL = 200
+"""What one turn of `improve` costs besides its edits, in edits."""
+
+HEAT, PRICES = (0.05, 0.002), (30.0, 5.0)
+STEPS, MOST_STEPS, MOST_ROOMS = 500, 1_500_000, 48
+"""Of the annealing: first and last heat as shares of the step's seconds, prices of the excess in turn as
+multiples of what would make all of it as dear as the step, steps per op, of all, and how many budgets."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to search: targets so many percent apart, so many orders of first runs, exponents, edits."""
+
+    step: int
+    orders: int
+    exponents: int
+    edits: int
+    tolerance: float = 0.1
+    bisections: int = 6
+    fine: int = 200
+    grafts: int = 3
+    sweeps: int = 0
+
+
+def effort_for(ops: int, native: bool) -> Effort:
+    """The effort for a graph of so many ops; without the compiled search it is what takes about as long."""
+    if not native:
+        return _plain_effort(ops)
+    if ops <= 100:
+        return Effort(2, 3, 5, 10_000 * ops, fine=300, sweeps=6 if ops <= 60 else 2)
+    if ops <= 1000:
+        return Effort(5, 3, 5, min(10_000 * ops, 2_000_000))
+    if ops <= 3000:
+        return Effort(5, 2, 3, 3_000_000, tolerance=0.25)
+    if ops <= 10_000:
+        return Effort(5, 1, 0, 1_000_000, tolerance=0.25, bisections=3, fine=100, grafts=1)
+    return Effort(10, 1, 0, 0, tolerance=0.25, bisections=1, fine=48, grafts=1)
+
+
+def _plain_effort(ops: int) -> Effort:
+    if ops <= 500:
+        return Effort(5, 1, 3, 0, fine=48)
+    if ops <= 2000:
+        return Effort(5, 1, 1, 0, tolerance=0.25, bisections=4, fine=48)
+    return Effort(20, 1, 1, 0, tolerance=0.25, bisections=1, fine=12)
+
+
+class Search:
+    """The search for one graph's ladder; `ladder` is what was found so far."""
+
+    def __init__(self, graph: Graph, progress: Callable[[float], None] | None = None) -> None:
+        self.graph, self.progress = graph, progress
+        self.facts = Facts(graph)
+        self.native = library() is not None
+        self.effort = effort_for(len(graph.ops), self.native)
+        self.ladder = Ladder()
+        self.limit = MOST_EDITS * (len(graph.ops) + 200)
+        self.bases = self._bases()
+        self.top = self.tape(self.bases[0]).peak()
+        self.floor = min(map(self.facts.floor, self.bases))
+
+    def run(self) -> Ladder:
+        """The ladder."""
+        for index, base in enumerate(self.bases):
+            self.down(base)
+            self.tell(0.3 * (index + 1) / len(self.bases))
+        self.plant()
+        self.tell(0.4)
+        self.graft()
+        self.tell(0.5)
+        self.bisect()
+        self.tell(0.6)
+        self.improve()
+        self.up()
+        self.anneal()
+        self.tell(1.0)
+        return self.ladder
+
+    def tell(self, share: float) -> None:
+        if self.progress is not None:
+            self.progress(share)
+
+    def _bases(self) -> list[list[int]]:
+        """Orders of first runs to start from: program order first, which is what keeping everything runs."""
+        orders = [self.facts.order(*order) for order in first_orders(self.graph)]
+        for order in orders:
+            self.note(self.tape(order))
+        if self.effort.orders >= len(orders):
+            return orders
+        return sorted(orders, key=lambda order: (self.facts.floor(order), self.tape(order).peak()))[
+            : self.effort.orders
+        ]
+
+    def tape(self, order: Sequence[int]) -> NativeTape | PlainTape:
+        return NativeTape(self.facts, order) if self.native else PlainTape(self.facts, order)
+
+    def note(self, tape: NativeTape | PlainTape) -> None:
+        """Put a plan on the ladder."""
+        peak, seconds = tape.peak(), tape.seconds
+        if self.ladder.improves(peak, seconds):
+            self.ladder.add(Rung(peak, seconds, np.array(tape.order(), dtype=np.int32)))
+
+    @cached_property
+    def targets(self) -> list[int]:
+        """Targets from the top to the floor: round shares of the top, as people ask for them, then finer."""
+        shares = [share / 100 for share in range(100 - self.effort.step, 0, -self.effort.step)]
+        round_ones = [int(self.top * share) for share in shares if self.top * share > self.floor]
+        last = round_ones[-1] if round_ones else self.top
+        finer = [self.floor + int((last - self.floor) * share) for share in FINER]
+        return sorted({*round_ones, *finer}, reverse=True)
+
+    def attempt(self, start: NativeTape | PlainTape, target: int, exponent: float) -> NativeTape | PlainTape:
+        """One descent from a copy of a tape to a target, cleaned up."""
+        tape = start.copy()
+        tape.descend(target, exponent=exponent, tolerance=self.effort.tolerance, limit=self.limit)
+        tape.prune(max(target, tape.peak()))
+        self.note(tape)
+        return tape
+
+    def down(self, base: Sequence[int]) -> None:
+        """Plan for each target in turn, until two in a row are out of reach."""
+        first = last = self.tape(base)
+        fresh = list(EXPONENTS[: self.effort.exponents])
+        missed = 0
+        for target in [target for target in self.targets if target < first.peak()]:
+            tapes = [self.attempt(last, target, EXPONENTS[0])]
+            for exponent in list(fresh):
+                tapes.append(self.attempt(first, target, exponent))
+                if tapes[-1].peak() > target:
+                    fresh.remove(exponent)
+            fitting = [tape for tape in tapes if tape.peak() <= target]
+            missed = 0 if fitting else missed + 1
+            if missed == 2:
+                return
+            if fitting:
+                last = min(fitting, key=lambda tape: (tape.seconds, tape.peak()))
+
+    def plant(self) -> None:
+        """Let the plans of other methods join."""
+        for order in seed_orders(self.graph):
+            tape = self.tape(self.facts.order(*order))
+            if self.ladder.improves(tape.peak(), tape.seconds):
+                self.note(tape)
+                if self.short(tape.order()):
+                    tape.prune(tape.peak())
+                    self.note(tape)
+        for rung in [rung for rung in self.ladder if not self.short(rung.order)][:MOST_LONG]:
+            tape = self.tape(rung.order.tolist())
+            tape.prune(rung.peak, limit=4 * self.limit)
+            self.note(tape)
+
+    def graft(self) -> None:
+        """Descend to each target from the plans right above it."""
+        for target in self.targets:
+            above = [rung for rung in self.ladder if rung.peak > target and self.short(rung.order)]
+            for rung in above[: self.effort.grafts]:
+                self.attempt(self.tape(rung.order.tolist()), target, EXPONENTS[0])
+
+    def short(self, runs: Sized) -> bool:
+        """Whether an order is short enough to work on: plans near the floor may run all ops many times."""
+        return len(runs) <= LONG * (len(self.graph.ops) + 1)
+
+    def least(self) -> Rung:
+        """The smallest plan that is short enough to work on."""
+        return next(rung for rung in self.ladder if self.short(rung.order))
+
+    def bisect(self) -> None:
+        """Look for the smallest peak between the smallest plan and the floor."""
+        missed = self.floor
+        for _ in range(self.effort.bisections):
+            least = self.least()
+            target = (least.peak + missed) // 2
+            if target >= least.peak:
+                return
+            start = self.tape(least.order.tolist())
+            found = min(self.attempt(start, target, exponent).peak() for exponent in EXPONENTS[:2])
+            if found > target:
+                missed = max(target, missed)
+
+    def improve(self) -> None:
+        """Ruin plans at random and mend them, at each target in turn, until the effort is used up."""
+        if not self.effort.edits:
+            return
+        chance = Random(len(self.graph.ops))
+        edits = 0
+        for turn, target in enumerate(cycle(self.targets)):
+            if edits >= self.effort.edits:
+                return
+            best = self.ladder.best(target)
+            if best is None or not self.short(best.order):
+                best = self.least()
+                target = best.peak - 1 - int((best.peak - self.floor) * chance.choice((0.0, 0.02, 0.1)))
+            tape = NativeTape(self.facts, best.order.tolist())
+            width = chance.choice((1.0, 0.5, 0.25, 0.1))
+            start = chance.random() * (1 - width)
+            tape.ruin(start, start + width, share=chance.choice((0.1, 0.3, 0.6, 1.0)), seed=turn)
+            tape.descend(
+                target,
+                exponent=chance.choice(EXPONENTS),
+                tolerance=self.effort.tolerance,
+                limit=self.limit,
+                noise=chance.choice((0.0, 0.3, 1.0)),
+                seed=turn,
+            )
+            tape.prune(max(target, tape.peak()))
+            self.note(tape)
+            edits += tape.work + len(self.graph.ops) + CALL
+            self.tell(0.6 + 0.3 * min(edits / self.effort.edits, 1))
+
+    def up(self) -> None:
+        """Fill the ladder between the targets: let go of what is run again as the room grows."""
+        first = self.least()
+        low, found = first.peak, self.tape(first.order.tolist())
+        for step in range(1, self.effort.fine):
+            target = low + (self.top - low) * step // self.effort.fine
+            found.prune(target)
+            best = self.ladder.best(target)
+            assert best is not None
+            if best.seconds < found.seconds:
+                found = self.tape(best.order.tolist())
+                found.prune(target)
+            self.note(found)
+
+    def anneal(self) -> None:
+        """Put single runs in and out at random, with the room that each rung has up to the next."""
+        once, ops = self.graph.seconds, len(self.graph.ops)
+        heat = (HEAT[0] * once, HEAT[1] * once)
+        for sweep in range(self.effort.sweeps):
+            rooms = self.rooms()
+            steps = min(STEPS * ops, MOST_STEPS // (len(rooms) * self.effort.sweeps + 1))
+            for budget in rooms:
+                start = self.ladder.best(budget) or self.ladder[0]
+                tape = NativeTape(self.facts, start.order.tolist())
+                price = PRICES[sweep % len(PRICES)] * once / (ops * (self.top - budget))
+                tape.anneal(budget, steps=steps, price=price, heat=heat, seed=sweep)
+                if tape.peak() <= budget:
+                    tape.prune(budget)
+                    self.note(tape)
+            self.tell(0.9 + 0.1 * sweep / self.effort.sweeps)
+
+    def rooms(self) -> list[int]:
+        """The largest budget for which each rung is the answer, largest first, and one below the smallest."""
+        peaks = [rung.peak for rung in self.ladder]
+        return sorted({peak - 1 for peak in peaks if self.floor < peak <= self.top}, reverse=True)[
+            :MOST_ROOMS
+        ]

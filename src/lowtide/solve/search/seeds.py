@@ -1,0 +1,36 @@
+"""Plans of the other methods, as starting points for `auto`: so that it never loses to one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from ...graph import Graph
+from ..bound.cut_orders import cut_orders
+from ..chain.method import chain_orders
+from ..rotor.method import rotor_orders
+from ..sequence.method import sequence_orders, smallest_orders
+from ..sqrt_segments import segment_orders
+
+__all__ = ["seed_orders"]
+
+MOST_OPS, MOST_SEQUENCES, MOST_RUNS = 10_000, 400, 250_000
+"""Above so many ops only segments and cuts are tried; of the many sequences about so many runs are judged."""
+
+DENSITIES = ((1000, 12), (2000, 3), (MOST_OPS, 0))
+"""How many plans of the dynamic programme over blocks to try for graphs of up to so many ops."""
+
+
+def seed_orders(graph: Graph) -> Iterator[tuple[list[str], list[str]]]:
+    """Orders of runs that do not depend on a budget."""
+    ops = len(graph.ops)
+    yield from segment_orders(graph)
+    yield from cut_orders(graph)
+    if ops > MOST_OPS:
+        return
+    yield from chain_orders(graph)
+    density = next(density for most, density in DENSITIES if ops <= most)
+    if density:
+        yield from rotor_orders(graph, density=density)
+    yield from islice(sequence_orders(graph), 0, None, max(ops * MOST_SEQUENCES // MOST_RUNS, 1))
+    yield from smallest_orders(graph)

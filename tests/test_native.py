@@ -1,0 +1,143 @@
+"""The compiled search does what its Python twins do, and there is a plan without a compiler too."""
+
+import os
+import subprocess
+import sys
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphs import chain, cnn, random_graph, transformer
+from lowtide.simulate import simulate
+from lowtide.solve import keep_all
+from lowtide.solve.order import first_order
+from lowtide.solve.search.greedy import PlainTape
+from lowtide.solve.search.native import NativeTape, library
+from lowtide.solve.search.tape import Facts
+
+needs_compiler = pytest.mark.skipif(library() is None, reason="there is no C compiler here")
+GRAPHS = {"chain": chain(20), "cnn": cnn(4), "transformer": transformer(3)}
+
+
+def tapes(graph):
+    facts = Facts(graph)
+    base = facts.order(*first_order(graph))
+    return PlainTape(facts, base), NativeTape(facts, base)
+
+
+@needs_compiler
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 30), st.floats(0.3, 0.95), st.sampled_from([0.7, 1.0, 1.4]))
+def test_both_take_the_same_moves(seed, n, share, exponent):
+    plain, native = tapes(random_graph(seed, n))
+    assert plain.peak() == native.peak()
+    budget = int(plain.peak() * share)
+    reached = [tape.descend(budget, exponent=exponent) for tape in (plain, native)]
+    assert reached[0] == reached[1]
+    assert plain.order() == native.order()
+    for tape in (plain, native):
+        tape.prune(max(budget, tape.peak()))
+    assert plain.order() == native.order()
+    assert plain.peak() == native.peak()
+    assert plain.seconds == pytest.approx(native.seconds)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("share", [0.75, 0.5, 0.3])
+def test_both_take_the_same_moves_on_networks(name, share):
+    plain, native = tapes(GRAPHS[name])
+    budget = int(plain.peak() * share)
+    for tape in (plain, native):
+        tape.descend(budget, tolerance=0.25)
+        tape.prune(max(budget, tape.peak()))
+    assert plain.order() == native.order()
+
+
+@needs_compiler
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.integers(2, 30))
+def test_what_a_tape_says_is_what_the_simulator_says(seed, n):
+    graph, chance = random_graph(seed, n), Random(seed)
+    _, tape = tapes(graph)
+    once = tape.seconds
+    for turn in range(6):
+        budget = int(tape.peak() * chance.uniform(0.6, 1.0))
+        tape.descend(budget, noise=chance.choice([0.0, 0.5]), seed=turn)
+        tape.ruin(0.2, 0.9, share=0.5, seed=turn)
+        tape.anneal(budget, steps=200, price=once / budget, heat=(0.1 * once, 0.001 * once), seed=turn)
+        timeline = simulate(graph, tape.facts.schedule(tape.order()))
+        assert tape.peak() == timeline.peak
+        assert tape.seconds == pytest.approx(timeline.seconds)
+
+
+@needs_compiler
+def test_annealing_keeps_to_the_budget_and_never_gets_slower():
+    graph = cnn(4)
+    _, tape = tapes(graph)
+    once, budget = tape.seconds, tape.peak() * 3 // 5
+    assert tape.descend(budget)
+    before = tape.seconds
+    tape.anneal(budget, steps=20_000, price=once / budget, heat=(0.05 * once, 0.001 * once), seed=1)
+    assert tape.peak() <= budget
+    assert tape.seconds <= before + 1e-9
+
+
+@needs_compiler
+def test_a_copy_is_edited_alone():
+    _, tape = tapes(transformer(2))
+    order, copy = tape.order(), tape.copy()
+    copy.descend(tape.peak() * 2 // 3)
+    assert tape.order() == order != copy.order()
+
+
+@needs_compiler
+def test_a_descent_gives_up_after_so_many_edits():
+    plain, native = tapes(transformer(3))
+    for tape in (plain, native):
+        assert not tape.descend(0, limit=100)
+    assert plain.order() == native.order()
+
+
+def test_there_is_a_plan_without_a_compiler(tmp_path):
+    script = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from graphs import transformer\n"
+        "from lowtide.simulate import simulate\n"
+        "from lowtide.solve import auto, keep_all\n"
+        "from lowtide.solve.search.native import library\n"
+        "graph = transformer(2)\n"
+        "budget = simulate(graph, keep_all(graph)).peak * 2 // 3\n"
+        "print(library() is None, simulate(graph, auto(graph, budget)).peak <= budget)\n"
+    )
+    for settings_ in ({"LOWTIDE_NATIVE": "0"}, {"PATH": "", "CC": "none", "LOWTIDE_CACHE": str(tmp_path)}):
+        run = subprocess.run(
+            [sys.executable, "-c", script], env={**os.environ, **settings_}, capture_output=True, text=True
+        )
+        assert run.stdout.split() == ["True", "True"], run.stderr
+
+
+@needs_compiler
+def test_it_is_built_once_and_whole(tmp_path):
+    script = "from lowtide.solve.search.native import library; print(library() is not None)"
+    for _ in range(2):
+        env = {**os.environ, "LOWTIDE_CACHE": str(tmp_path)}
+        run = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+        assert run.stdout.strip() == "True", run.stderr
+    (built,) = tmp_path.iterdir()
+    assert built.suffix == ".so"
+
+
+def test_budgets_of_the_plain_twin_hold():
+    graph = cnn(3)
+    plain, _ = tapes(graph) if library() is not None else (PlainTape(*_base(graph)), None)
+    top = simulate(graph, keep_all(graph)).peak
+    assert plain.descend(top * 3 // 4)
+    assert simulate(graph, plain.facts.schedule(plain.order())).peak <= top * 3 // 4
+
+
+def _base(graph):
+    facts = Facts(graph)
+    return facts, facts.order(*first_order(graph))
