@@ -113,9 +113,12 @@ class Search:
         self.effort = effort_for(len(graph.ops), self.native)
         self.ladder = Ladder()
         self.limit = MOST_EDITS * (len(graph.ops) + 200)
-        self.bases = self._bases()
-        self.top = self.tape(self.bases[0]).peak()
-        self.floor = min(map(self.facts.floor, self.bases))
+        orders = [self.facts.order(*order) for order in first_orders(graph)]
+        for order in orders:
+            self.note(self.tape(order))
+        self.top = self.tape(orders[0]).peak()
+        self.floor = min(map(self.facts.floor, orders))
+        self.bases = self._bases(orders)
 
     def run(self) -> Ladder:
         """The ladder."""
@@ -138,16 +141,11 @@ class Search:
         if self.progress is not None:
             self.progress(share)
 
-    def _bases(self) -> list[list[int]]:
-        """Orders of first runs to start from: program order first, which is what keeping everything runs."""
-        orders = [self.facts.order(*order) for order in first_orders(self.graph)]
-        for order in orders:
-            self.note(self.tape(order))
-        if self.effort.orders >= len(orders):
-            return orders
-        return sorted(orders, key=lambda order: (self.facts.floor(order), self.tape(order).peak()))[
-            : self.effort.orders
-        ]
+    def _bases(self, orders: list[list[int]]) -> list[list[int]]:
+        """The orders of first runs to start from: those that can go lowest."""
+        promise = [(self.facts.floor(order), self.tape(order).peak()) for order in orders]
+        ranked = sorted(range(len(orders)), key=lambda index: promise[index])
+        return [orders[index] for index in ranked[: self.effort.orders]]
 
     def tape(self, order: Sequence[int]) -> NativeTape | PlainTape:
         return NativeTape(self.facts, order) if self.native else PlainTape(self.facts, order)
@@ -298,7 +296,5 @@ class Search:
 
     def rooms(self) -> list[int]:
         """The largest budget for which each rung is the answer, largest first, and one below the smallest."""
-        peaks = [rung.peak for rung in self.ladder]
-        return sorted({peak - 1 for peak in peaks if self.floor < peak <= self.top}, reverse=True)[
-            :MOST_ROOMS
-        ]
+        rooms = {rung.peak - 1 for rung in self.ladder if self.floor < rung.peak <= self.top}
+        return sorted(rooms, reverse=True)[:MOST_ROOMS]
