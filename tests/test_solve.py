@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from graphs import chain, cnn, random_graph, transformer
 from lowtide.errors import LowtideError
+from lowtide.graph import Graph, Op, Value
 from lowtide.schedule import Run
 from lowtide.simulate import simulate
 from lowtide.solve import METHODS, find_method, keep_all, sqrt_segments
@@ -109,3 +110,33 @@ def test_a_descent_that_says_it_fits_does_and_pruning_keeps_it_so(seed, n, share
         timeline = simulate(graph, facts.schedule(tape.order()))
         assert timeline.peak <= budget
         assert timeline.seconds <= before + 1e-9
+
+
+def late_graph() -> Graph:
+    """Forward ops that only the backward needs: two random ones, a pure one, and one that is a gradient."""
+    ops = [
+        Op("f", ("x", "w"), ("y",), 1.0),
+        Op("r0", ("x",), ("r0",), 1.0, kind="random"),
+        Op("r1", ("x",), ("r1",), 1.0, kind="random"),
+        Op("late", ("x",), ("late",), 1.0),
+        Op("constant", ("x",), ("dv",), 1.0),
+        Op("b0", ("t", "r1"), ("g0",), 1.0, phase="backward"),
+        Op("b1", ("g0", "r0", "late"), ("dw",), 1.0, phase="backward"),
+    ]
+    kinds = {
+        "x": "input",
+        "w": "parameter",
+        "y": "output",
+        "t": "tangent",
+        "dw": "gradient",
+        "dv": "gradient",
+    }
+    names = ["x", "w", "t", *(name for op in ops for name in op.writes)]
+    return Graph(tuple(ops), tuple(Value(name, 1, kinds.get(name, "activation")) for name in names))
+
+
+def test_forward_ops_that_only_the_backward_needs_run_late_and_random_ones_in_program_order():
+    graph = late_graph()
+    assert first_order(graph) == (["f"], ["r0", "r1", "b0", "late", "b1", "constant"])
+    for method in METHODS.values():
+        simulate(graph, method(graph, 0))

@@ -7,19 +7,19 @@ here. O(runs + reads + writes).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from ..graph import Graph, Op
+from ..graph import Graph
 from ..schedule import Drop, Run, Schedule, Step
 
-__all__ = ["first_order", "with_drops", "without_waste"]
+__all__ = ["first_order", "just_in_time", "with_drops", "without_waste"]
 
 
 def first_order(graph: Graph) -> tuple[list[str], list[str]]:
     """The order of keeping everything: each op once, in program order.
 
     The forward runs what its outputs and the pinned forward ops need; all else waits for the backward, where
-    forward ops run right before the first op that reads them, as autograd would run them.
+    pure forward ops run right before the first op that reads them, as autograd would run them.
     """
     needed: set[str] = {value.name for value in graph.values if value.kind == "output"}
     forward: list[str] = []
@@ -30,26 +30,30 @@ def first_order(graph: Graph) -> tuple[list[str], list[str]]:
     forward.reverse()
     early = set(forward)
     useful = _useful(graph)
-    return forward, _late(graph, [op for op in graph.ops if op.name in useful and op.name not in early])
+    later = [op for op in graph.ops if op.name in useful and op.name not in early]
+    # Random ops stay in program order, for they draw their numbers in the order in which they run.
+    waiting = [op.name for op in later if op.phase == "forward" and op.kind == "pure"]
+    idle = set(waiting)
+    backward = just_in_time(graph, (op.name for op in later if op.name not in idle), waiting)
+    idle.difference_update(backward)
+    return forward, backward + [name for name in waiting if name in idle]
 
 
-def _late(graph: Graph, ops: Sequence[Op]) -> list[str]:
-    """The order of the backward: ops of the backward in program order, those of the forward when needed."""
-    waiting = {op.name for op in ops if op.phase == "forward"}
+def just_in_time(graph: Graph, runs: Iterable[str], waiting: Iterable[str]) -> list[str]:
+    """The runs, with each of the waiting ops right before the first run that reads it, if there is one."""
+    left = set(waiting)
     order: list[str] = []
-    for op in ops:
-        if op.name in waiting:
-            continue
-        stack = [op]
+    for name in runs:
+        stack = [name]
         while stack:
-            writers = (graph.writer.get(name) for name in stack[-1].reads)
-            late = next((writer for writer in writers if writer and writer.name in waiting), None)
+            writers = (graph.writer.get(value) for value in graph.op[stack[-1]].reads)
+            late = next((op.name for op in writers if op is not None and op.name in left), None)
             if late is None:
-                order.append(stack.pop().name)
+                order.append(stack.pop())
             else:
-                waiting.remove(late.name)
+                left.remove(late)
                 stack.append(late)
-    return order + [op.name for op in ops if op.name in waiting]
+    return order
 
 
 def _useful(graph: Graph) -> set[str]:

@@ -25,6 +25,7 @@ from ..graph import Graph
 from ..schedule import Schedule
 from ..simulate import simulate
 from .order import first_order, with_drops
+from .stages import crossing_bytes
 
 __all__ = ["segment_orders", "sqrt_segments"]
 
@@ -45,7 +46,7 @@ def segment_orders(graph: Graph) -> Iterator[tuple[list[str], list[str]]]:
     """The orders of runs of all candidates; the first has one segment, which is keeping everything."""
     forward, backward = first_order(graph)
     yield forward, backward
-    crossing = _crossing(graph, forward)
+    crossing = crossing_bytes(graph, forward)
     by_bytes = [float(sum(graph.value[v].bytes for v in graph.op[name].writes)) for name in forward]
     seen: set[tuple[int, ...]] = {()}
     for count in _counts(len(forward)) if forward else ():
@@ -62,18 +63,6 @@ def _counts(ops: int) -> list[int]:
     low, high = 2.0, min(3 * root, ops)
     steps = [low * (max(high, low) / low) ** (index / (COUNTS - 1)) for index in range(COUNTS)]
     return sorted({round(step) for step in [*steps, root] if step >= low})
-
-
-def _crossing(graph: Graph, forward: Sequence[str]) -> list[int]:
-    """The bytes that cross the cut before each forward op: written before it, read by it or later."""
-    last_read = {value: index for index, name in enumerate(forward) for value in graph.op[name].reads}
-    change = [0] * (len(forward) + 1)
-    for index, name in enumerate(forward):
-        for value in graph.op[name].writes:
-            if graph.value[value].droppable and last_read.get(value, index) > index:
-                change[index + 1] += graph.value[value].bytes
-                change[last_read[value] + 1] -= graph.value[value].bytes
-    return list(accumulate(change))
 
 
 def _cuts(weights: Sequence[float], crossing: Sequence[int], count: int) -> list[int]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...graph import Graph
-from ..order import first_order, without_waste
+from ..order import first_order, just_in_time, without_waste
 from .method import Choice
 from .moments import Step, moments
 
@@ -38,7 +38,8 @@ def cut_orders(graph: Graph) -> Iterator[tuple[list[str], list[str]]]:
         again = tuple(choice.runs_again(price))
         if again not in seen:
             seen.add(again)
-            yield _lazily(graph, again)
+            forward, backward = first_order(graph)
+            yield without_waste(graph, forward, just_in_time(graph, backward, again))
 
 
 def _prices(choice: Choice) -> list[int]:
@@ -58,21 +59,3 @@ def _prices(choice: Choice) -> list[int]:
         prices.append(price)
         todo += [(low, middle), (middle, high)]
     return sorted(prices)
-
-
-def _lazily(graph: Graph, again: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """The order in which each of some ops runs again right before the first run that reads it."""
-    forward, backward = first_order(graph)
-    waiting = set(again)
-    order: list[str] = []
-    for name in backward:
-        stack = [name]
-        while stack:
-            writers = (graph.writer.get(value) for value in graph.op[stack[-1]].reads)
-            late = next((op.name for op in writers if op is not None and op.name in waiting), None)
-            if late is None:
-                order.append(stack.pop())
-            else:
-                waiting.remove(late)
-                stack.append(late)
-    return without_waste(graph, forward, order)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal, NoReturn, TypeAlias
 
 from ...errors import ScheduleError
-from .table import Keep, Problem, forward_count, read_problem
+from .table import Keep, Problem, read_problem
 
 __all__ = [
     "Action",
@@ -30,7 +30,6 @@ __all__ = [
     "Pop",
     "Push",
     "actions",
-    "forward_count",
     "replay",
     "schedule",
 ]

@@ -32,23 +32,10 @@ from ...simulate import simulate
 from ..keep_all import keep_all
 from ..order import first_order, with_drops
 from ..stages import find_stages
-from .actions import Backward, Forward, Load, Pop, Push, actions, replay, schedule
 from .steps import Order, all_steps
-from .table import Keep, forward_count, read_problem
+from .table import Keep, read_problem
 
-__all__ = [
-    "Backward",
-    "Forward",
-    "Load",
-    "Pop",
-    "Push",
-    "actions",
-    "forward_count",
-    "replay",
-    "schedule",
-    "sequence",
-    "sequence_orders",
-]
+__all__ = ["sequence", "sequence_orders", "smallest_orders"]
 
 FINEST_RUNS, OTHER_RUNS = 400_000, 400_000
 """The runs of all orders offered for no budget: of the finest cut with "hidden", and of the others."""
