@@ -1,7 +1,7 @@
 """The greedy descent at native speed: `c/descent.c`, built once on each machine.
 
 Problem: a descent makes some 10^5 small edits of a tape, each a few array operations. In Python the
-interpreter takes nearly all of the time: 20 to 100 μs per edit, against 1 μs in C.
+interpreter takes nearly all of the time: 10 to 25 μs per edit, against 1 μs in C.
 
 Method: the C files are compiled on first use with the machine's C compiler into the user's cache directory,
 under a name that is a hash of their text, and are called through ctypes; the arrays of a graph are handed
