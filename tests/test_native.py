@@ -6,7 +6,7 @@ import sys
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from graphs import chain, cnn, random_graph, transformer
@@ -59,6 +59,7 @@ def test_both_take_the_same_moves_on_networks(name, share):
 @needs_compiler
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), st.integers(2, 30))
+@example(280, 29)  # a held value is read between two runs of its writer
 def test_what_a_tape_says_is_what_the_simulator_says(seed, n):
     graph, chance = random_graph(seed, n), Random(seed)
     _, tape = tapes(graph)

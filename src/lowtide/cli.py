@@ -28,7 +28,7 @@ from .shortfall import too_small
 from .solve import find_method
 from .solve.keep_all import keep_all
 from .steps import capture_step
-from .units import Budget, format_bytes, format_seconds, parse_budget
+from .units import Budget, format_bytes, parse_budget
 
 __all__ = ["main"]
 
@@ -64,18 +64,7 @@ def _plan(chosen: argparse.Namespace) -> str:
     plan = _plan_under(_read_graph(chosen.graph), parse_budget(chosen.budget), chosen.method).with_bound()
     if chosen.report is not None:
         _save(chosen.report, page(plan))
-    return _deliver(plan, text(plan) + _bound(plan), chosen)
-
-
-def _bound(plan: Plan) -> str:
-    """What is proven of a plan's time; without a budget nothing is that was not known before."""
-    if plan.budget is None or plan.bound is None or plan.gap is None:
-        return ""
-    once = plan.seconds - plan.timeline.again
-    return (
-        f"\nNo schedule under this budget takes less than {format_seconds(plan.bound)} "
-        f"({plan.bound / once - 1:+.1%}): this one is within {plan.gap:.1%} of the fastest possible.\n"
-    )
+    return _deliver(plan, text(plan), chosen)
 
 
 def _plan_under(graph: Graph, asked: Budget, method: str) -> Plan:

@@ -19,7 +19,7 @@ PEAK_ROWS = 5
 
 def text(plan: Plan) -> str:
     """The report of a plan for a terminal."""
-    return "\n".join([*_figures(plan), "", *_timeline(plan), "", *_peak(plan)]) + "\n"
+    return "\n".join([*_figures(plan), "", *_timeline(plan), "", *_peak(plan), *_bound(plan)]) + "\n"
 
 
 def sparkline(sizes: Sequence[int], *, top: int, width: int = WIDTH) -> str:
@@ -45,6 +45,18 @@ def _figures(plan: Plan) -> list[str]:
     ]
     lines = [f"{name:<15} {value:>11}  {more}".rstrip() for name, value, more in rows]
     return lines + [f"note: {short(note, 1000)}" for note in plan.notes]
+
+
+def _bound(plan: Plan) -> list[str]:
+    """What is proven of a plan's time; without a budget nothing is that was not known before."""
+    if plan.budget is None or plan.bound is None or plan.gap is None:
+        return []
+    once = plan.seconds - plan.timeline.again
+    return [
+        "",
+        f"No schedule under this budget takes less than {format_seconds(plan.bound)} "
+        f"({plan.bound / once - 1:+.1%}): this one is within {plan.gap:.1%} of the fastest possible.",
+    ]
 
 
 def _timeline(plan: Plan) -> list[str]:

@@ -16,23 +16,23 @@ from collections.abc import Callable
 
 from ..graph import Graph
 from ..schedule import Schedule
+from ..simulate import simulate
 from .keep_all import keep_all
-from .order import first_order
 from .search.ladder import Ladder
 from .search.search import Search
-from .search.tape import Facts, Tape
+from .search.tape import Facts
 
 __all__ = ["auto", "frontier_schedules"]
 
 
 def auto(graph: Graph, budget: int) -> Schedule:
     """The fastest plan found under the budget, or the one with the smallest peak when none fits."""
-    facts = Facts(graph)
-    if Tape(facts, facts.order(*first_order(graph))).peak() <= budget:
-        return keep_all(graph)
+    plain = keep_all(graph)
+    if simulate(graph, plain).peak <= budget:
+        return plain
     ladder = _ladder(graph)
     rung = ladder.best(budget) or ladder[0]
-    return facts.schedule(rung.order.tolist())
+    return Facts(graph).schedule(rung.order.tolist())
 
 
 def frontier_schedules(graph: Graph, progress: Callable[[float], None] | None = None) -> list[Schedule]:

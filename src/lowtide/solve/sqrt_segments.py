@@ -23,8 +23,9 @@ from math import sqrt
 
 from ..graph import Graph
 from ..schedule import Schedule
-from ..simulate import simulate
-from .order import first_order, with_drops
+from .best import best_schedule
+from .order import first_order
+from .segments import backward_with_segments
 from .stages import crossing_bytes
 
 __all__ = ["segment_orders", "sqrt_segments"]
@@ -34,12 +35,7 @@ COUNTS = 10
 
 def sqrt_segments(graph: Graph, budget: int) -> Schedule:
     """The fastest of the segmented schedules that fit, or the one with the smallest peak when none does."""
-    schedules = [with_drops(graph, *order) for order in segment_orders(graph)]
-    judged = [(simulate(graph, schedule), schedule) for schedule in schedules]
-    fitting = [pair for pair in judged if pair[0].peak <= budget]
-    if fitting:
-        return min(fitting, key=lambda pair: (pair[0].seconds, pair[0].peak))[1]
-    return min(judged, key=lambda pair: (pair[0].peak, pair[0].seconds))[1]
+    return best_schedule(graph, segment_orders(graph), budget)
 
 
 def segment_orders(graph: Graph) -> Iterator[tuple[list[str], list[str]]]:
@@ -54,7 +50,8 @@ def segment_orders(graph: Graph) -> Iterator[tuple[list[str], list[str]]]:
             cuts = tuple(_cuts(weights, crossing, count))
             if cuts not in seen:
                 seen.add(cuts)
-                yield forward, _with_segments(graph, forward, backward, cuts)
+                dropped = _dropped(graph, forward, cuts)
+                yield forward, backward_with_segments(graph, (forward, backward), dropped)
 
 
 def _counts(ops: int) -> list[int]:
@@ -80,24 +77,11 @@ def _cuts(weights: Sequence[float], crossing: Sequence[int], count: int) -> list
     return cuts
 
 
-def _with_segments(
-    graph: Graph, forward: Sequence[str], backward: Sequence[str], cuts: Sequence[int]
-) -> list[str]:
-    """The backward in which each segment but the last runs again before something of it is first read."""
-    bounds = [0, *cuts]
-    segments = [list(forward[start:end]) for start, end in zip(bounds, cuts, strict=False)]
-    segment_of = {name: index for index, names in enumerate(segments) for name in names}
-    needed = {value for name in backward for value in graph.op[name].reads}
-    inside = _inside(graph, forward, segment_of)
-    done: set[int] = set()
-    order: list[str] = []
-    for name in backward:
-        first_needs = {inside[value] for value in graph.op[name].reads if value in inside} - done
-        for index in sorted(first_needs):
-            order.extend(_again(graph, segments[index], needed, inside))
-        done |= first_needs
-        order.append(name)
-    return order
+def _dropped(graph: Graph, forward: Sequence[str], cuts: Sequence[int]) -> dict[str, int]:
+    """The segment of each value that is dropped; the last segment is kept whole."""
+    bounds = zip([0, *cuts], cuts, strict=False)
+    segments = {name: index for index, (start, end) in enumerate(bounds) for name in forward[start:end]}
+    return _inside(graph, forward, segments)
 
 
 def _inside(graph: Graph, forward: Sequence[str], segment_of: dict[str, int]) -> dict[str, int]:
@@ -113,15 +97,3 @@ def _inside(graph: Graph, forward: Sequence[str], segment_of: dict[str, int]) ->
             if value in inside and inside[value] != segment_of.get(name):
                 del inside[value]
     return inside
-
-
-def _again(graph: Graph, segment: Sequence[str], needed: set[str], inside: dict[str, int]) -> list[str]:
-    """The ops of a segment that its backward needs again, in order."""
-    wanted = {value for name in segment for value in graph.op[name].writes if value in needed}
-    runs: list[str] = []
-    for name in reversed(segment):
-        op = graph.op[name]
-        if any(value in wanted and value in inside for value in op.writes):
-            runs.append(name)
-            wanted.update(op.reads)
-    return runs[::-1]

@@ -87,11 +87,6 @@ class Stages:
         """The bytes that running each stage takes at most beside what crosses into it."""
         return tuple(self._room(stage, self._leaving(stage)) for stage in self.forward)
 
-    @cached_property
-    def backward_room(self) -> tuple[int, ...]:
-        """The bytes that each stage's backward takes at most beside what its forward left."""
-        return tuple(self._room(stage, self._leaving(stage)) for stage in self.backward)
-
     def _bytes(self, names: Iterable[str]) -> int:
         values = (self.graph.value[name] for name in names)
         return sum(value.bytes for value in values if value.droppable)

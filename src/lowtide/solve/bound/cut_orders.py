@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from ...graph import Graph
 from ..order import first_order, just_in_time, without_waste
 from .method import Choice
+from .mincut import Cut
 from .moments import Step, moments
 
 __all__ = ["cut_orders"]
@@ -33,29 +34,30 @@ def cut_orders(graph: Graph) -> Iterator[tuple[list[str], list[str]]]:
     if not step.once:
         return
     choice = Choice(step, next(moments(step)))
+    forward, backward = first_order(graph)
     seen: set[tuple[str, ...]] = {()}
-    for price in _prices(choice):
-        again = tuple(choice.runs_again(price))
+    for cut in _cuts(choice):
+        again = tuple(choice.runs_again(cut))
         if again not in seen:
             seen.add(again)
-            forward, backward = first_order(graph)
             yield without_waste(graph, forward, just_in_time(graph, backward, again))
 
 
-def _prices(choice: Choice) -> list[int]:
-    """Prices per byte at which the smallest cut is another one, by where the lines of known cuts cross."""
+def _cuts(choice: Choice) -> list[Cut]:
+    """The smallest cuts at rising prices per byte, found where the lines of known cuts cross."""
     dear = sum(choice.seconds) + 1
-    few, many = choice.cut(1)[0], choice.cut(dear)[0]
-    prices = [dear]
-    todo = [(few, many)]
-    while todo and len(prices) < CUTS:
+    many = choice.solve(dear)
+    cuts = {dear: many}
+    todo = [(choice.line(choice.solve(1)), choice.line(many))]
+    while todo and len(cuts) < CUTS:
         low, high = todo.pop(0)
         if low is None or high is None or low.bytes <= high.bytes:
             continue
         price = (high.seconds - low.seconds) // (low.bytes - high.bytes)
-        middle = choice.cut(price)[0]
+        cut = choice.solve(price)
+        middle = choice.line(cut)
         if middle is None or middle.at(price) >= min(low.at(price), high.at(price)):
             continue
-        prices.append(price)
+        cuts[price] = cut
         todo += [(low, middle), (middle, high)]
-    return sorted(prices)
+    return [cuts[price] for price in sorted(cuts)]

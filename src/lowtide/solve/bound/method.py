@@ -200,22 +200,27 @@ class Choice:
     def cut(self, price: int) -> tuple[Line | None, int]:
         """The smallest cut when a byte costs `price` (None when it takes too long), and a flow."""
         found = self.solve(price)
-        if found.near is None:
-            return None, found.flow
-        pairs = zip(self.network.tails, self.network.heads, strict=True)
-        near = found.near
-        crossing = [arc for arc, (tail, head) in enumerate(pairs) if near[tail] and not near[head]]
-        return Line(sum(self.seconds[a] for a in crossing), sum(self.bytes[a] for a in crossing)), found.flow
+        return self.line(found), found.flow
 
     def solve(self, price: int) -> Cut:
+        """The smallest cut as sides of the nodes."""
         capacities = [a + price * b for a, b in zip(self.seconds, self.bytes, strict=True)]
         no_end = sum(capacities) + 1
         capacities = [no_end if e else c for e, c in zip(self.no_end, capacities, strict=True)]
         return self.network.cut(capacities, rounds=20 + ROUNDS // (len(capacities) + 1))
 
-    def runs_again(self, price: int) -> list[str]:
-        """The ops that run both before and after the moment in the smallest cut at a price per byte."""
-        near = self.solve(price).near
+    def line(self, cut: Cut) -> Line | None:
+        """What a cut costs."""
+        near = cut.near
+        if near is None:
+            return None
+        pairs = zip(self.network.tails, self.network.heads, strict=True)
+        crossing = [arc for arc, (tail, head) in enumerate(pairs) if near[tail] and not near[head]]
+        return Line(sum(self.seconds[a] for a in crossing), sum(self.bytes[a] for a in crossing))
+
+    def runs_again(self, cut: Cut) -> list[str]:
+        """The ops that run both before and after the moment."""
+        near = cut.near
         if near is None:
             return []
 

@@ -37,8 +37,9 @@ from ...errors import BudgetTooSmall, LowtideError
 from ...graph import Graph
 from ...schedule import Schedule
 from ...simulate import simulate
+from ..best import best_schedule
 from ..keep_all import keep_all
-from ..order import first_order, with_drops
+from ..order import first_order
 from ..stages import find_stages
 from .laws import Measured, Model, find_law, refuse_unless_monotone
 from .measures import kept_cuts, segment_actions
@@ -161,12 +162,7 @@ def chain(graph: Graph, budget: int) -> Schedule:
     plain = keep_all(graph)
     if simulate(graph, plain).peak <= budget:
         return plain
-    schedules = [with_drops(graph, *order) for order in chain_orders(graph)]
-    judged = [(simulate(graph, schedule), schedule) for schedule in schedules]
-    fitting = [pair for pair in judged if pair[0].peak <= budget]
-    if fitting:
-        return min(fitting, key=lambda pair: (pair[0].seconds, pair[0].peak))[1]
-    return min(judged, key=lambda pair: (pair[0].peak, pair[0].seconds))[1]
+    return best_schedule(graph, chain_orders(graph), budget)
 
 
 def chain_orders(graph: Graph) -> Iterator[tuple[list[str], list[str]]]:

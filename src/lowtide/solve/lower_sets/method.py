@@ -40,12 +40,14 @@ from typing import Literal
 from ...errors import LowtideError
 from ...graph import Graph
 from ...schedule import Schedule
-from ...simulate import Timeline, simulate
+from ...simulate import simulate
+from ..best import rank
 from ..keep_all import keep_all
 from ..order import first_order, with_drops
+from ..segments import backward_with_segments
 from .contraction import Contraction, contract
 from .family import TooManyLowerSets, all_lower_sets, ancestor_closures, members
-from .runs import Order, backward_with_segments, dropped_values, spare_values
+from .runs import Order, dropped_values, spare_values
 from .search import Centric, Found, best_sequence, smallest_budget
 from .tables import tables
 
@@ -133,13 +135,8 @@ class _Best:
     def look_at(self, order: Order, formula: Formula) -> None:
         schedule = with_drops(self.graph, *order)
         timeline = simulate(self.graph, schedule)
-        if self._rank(timeline) < self._rank(self.timeline):
+        if rank(timeline, self.budget) < rank(self.timeline, self.budget):
             self.schedule, self.timeline, self.formula = schedule, timeline, formula
-
-    def _rank(self, timeline: Timeline) -> tuple[bool, float, float]:
-        if timeline.peak <= self.budget:
-            return False, timeline.seconds, timeline.peak
-        return True, timeline.peak, timeline.seconds
 
 
 class _Proposals:

@@ -26,6 +26,7 @@ from functools import lru_cache
 from ...graph import Graph
 from ...schedule import Schedule
 from ...simulate import Timeline, simulate
+from ..best import rank
 from ..keep_all import keep_all
 from ..order import first_order, with_drops
 from ..stages import stages_at
@@ -79,10 +80,7 @@ def rotor(graph: Graph, budget: int) -> Schedule:
     judged = [(top, best)]
     for model in _models(graph):
         judged += _judge(model, budget)
-    fitting = [pair for pair in judged if pair[0].peak <= budget]
-    if fitting:
-        return min(fitting, key=lambda pair: (pair[0].seconds, pair[0].peak))[1]
-    return min(judged, key=lambda pair: (pair[0].peak, pair[0].seconds))[1]
+    return min(judged, key=lambda pair: rank(pair[0], budget))[1]
 
 
 def rotor_orders(graph: Graph, *, density: int = 1) -> Iterator[Orders]:

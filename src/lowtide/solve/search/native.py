@@ -39,7 +39,10 @@ class _Facts(ctypes.Structure):
         ("values", ctypes.c_int32),
         ("given", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("read_at", "reads", "write_at", "writes", "writer")),
-        *((name, ctypes.c_void_p) for name in ("size", "own", "held", "state", "seconds", "again", "pure")),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ("size", "own", "held", "state", "seconds", "again", "can_wait")
+        ),
     )
 
 
@@ -84,7 +87,7 @@ def _bind(loaded: ctypes.CDLL) -> ctypes.CDLL:
         ("peak", size, tape),
         ("seconds", number, tape),
         ("order", count, tape, ctypes.c_void_p),
-        ("work", size, tape),
+        ("edits", size, tape),
         ("descend", ctypes.c_int, tape, size, number, number, size, number, ctypes.c_uint64),
         ("ruin", None, tape, number, number, number, ctypes.c_uint64),
         ("anneal", None, tape, size, size, number, number, number, ctypes.c_uint64),
@@ -103,7 +106,7 @@ class NativeFacts:
             "writer": np.array(facts.writer, dtype=np.int32),
             "seconds": np.array(facts.seconds, dtype=np.float64),
             "again": np.array(facts.again, dtype=np.uint8),
-            "pure": np.array(facts.pure, dtype=np.uint8),
+            "can_wait": np.array(facts.can_wait, dtype=np.uint8),
             **{
                 name: np.array(getattr(facts, name), dtype=np.int64)
                 for name in ("size", "own", "held", "state")
@@ -154,9 +157,9 @@ class NativeTape:
         return order
 
     @property
-    def work(self) -> int:
+    def edits(self) -> int:
         """How many edits there were so far, those of the tapes it was copied from included."""
-        return int(self.library.lowtide_work(self.handle))
+        return int(self.library.lowtide_edits(self.handle))
 
     def descend(
         self,

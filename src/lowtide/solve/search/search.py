@@ -114,11 +114,14 @@ class Search:
         self.ladder = Ladder()
         self.limit = MOST_EDITS * (len(graph.ops) + 200)
         orders = [self.facts.order(*order) for order in first_orders(graph)]
-        for order in orders:
-            self.note(self.tape(order))
-        self.top = self.tape(orders[0]).peak()
-        self.floor = min(map(self.facts.floor, orders))
-        self.bases = self._bases(orders)
+        tapes = [self.tape(order) for order in orders]
+        for tape in tapes:
+            self.note(tape)
+        promises = [(self.facts.floor(o), tape.peak()) for o, tape in zip(orders, tapes, strict=True)]
+        self.top, self.floor = tapes[0].peak(), min(promises)[0]
+        # The orders of first runs to start from: those that can go lowest.
+        ranked = sorted(range(len(orders)), key=promises.__getitem__)
+        self.bases = [orders[index] for index in ranked[: self.effort.orders]]
 
     def run(self) -> Ladder:
         """The ladder."""
@@ -140,12 +143,6 @@ class Search:
     def tell(self, share: float) -> None:
         if self.progress is not None:
             self.progress(share)
-
-    def _bases(self, orders: list[list[int]]) -> list[list[int]]:
-        """The orders of first runs to start from: those that can go lowest."""
-        promise = [(self.facts.floor(order), self.tape(order).peak()) for order in orders]
-        ranked = sorted(range(len(orders)), key=lambda index: promise[index])
-        return [orders[index] for index in ranked[: self.effort.orders]]
 
     def tape(self, order: Sequence[int]) -> NativeTape | PlainTape:
         return NativeTape(self.facts, order) if self.native else PlainTape(self.facts, order)
@@ -260,7 +257,7 @@ class Search:
             )
             tape.prune(max(target, tape.peak()))
             self.note(tape)
-            edits += tape.work + len(self.graph.ops) + CALL
+            edits += tape.edits + len(self.graph.ops) + CALL
             self.tell(0.6 + 0.3 * min(edits / self.effort.edits, 1))
 
     def up(self) -> None:

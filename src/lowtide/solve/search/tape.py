@@ -41,7 +41,8 @@ SPACING = 8
 class Facts:
     """A graph by numbers: what a tape needs to know of each op and of each value that may be dropped.
 
-    The moment between forward and backward is one more op, `boundary`, that writes the tangents.
+    The moment between forward and backward is one more op, `boundary`, that writes the tangents. An op can
+    wait for its second run if every reader of what it writes is among the events of a tape.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -65,7 +66,8 @@ class Facts:
         self.seconds = [op.seconds for op in graph.ops] + [0.0]
         self.state = [op.state for op in graph.ops] + [0]
         self.again = [op.kind != "pinned" for op in graph.ops] + [False]
-        self.pure = [op.kind == "pure" for op in graph.ops] + [False]
+        read = {name for op in graph.ops for name in op.reads if name not in number}
+        self.can_wait = [op.kind == "pure" and read.isdisjoint(op.writes) for op in graph.ops] + [False]
         self.given = graph.fixed_bytes + sum(v.bytes for v in graph.values if v.kind in GIVEN_KINDS)
         workspace = [op.workspace for op in graph.ops] + [graph.boundary]
         self.own = [
@@ -271,7 +273,7 @@ class Tape:
     def vain(self, op: int) -> bool:
         """Whether an op's first run is for nothing: it runs again, in the same phase, before it is read."""
         facts, runs = self.facts, self.runs[op]
-        if not facts.pure[op] or len(runs) < 2:
+        if not facts.can_wait[op] or len(runs) < 2:
             return False
         (boundary,) = self.runs[facts.boundary]
         if (runs[0] < boundary) != (runs[1] < boundary):

@@ -524,7 +524,7 @@ void lowtide_free(Tape *t) {
     free(t);
 }
 
-i64 lowtide_work(const Tape *t) { return t->edits; }
+i64 lowtide_edits(const Tape *t) { return t->edits; }
 
 i64 lowtide_peak(const Tape *t) { return profile_most(&t->mem, 0, t->length); }
 

@@ -12,7 +12,7 @@ typedef struct { /* a graph by numbers; the arrays belong to the caller. The las
     const i32 *read_at, *reads, *write_at, *writes, *writer;
     const i64 *size, *own, *held, *state;
     const double *seconds;
-    const uint8_t *again, *pure;
+    const uint8_t *again, *can_wait;
 } Facts;
 
 typedef struct { /* sorted slots */
@@ -208,7 +208,7 @@ static void tape_remove(Tape *t, i32 slot) { tape_edit(t, t->at[slot], slot, -1)
 static int tape_vain(const Tape *t, i32 op) {
     const Facts *f = t->facts;
     const Slots *runs = &t->runs[op];
-    if (!f->pure[op] || runs->count < 2) return 0;
+    if (!f->can_wait[op] || runs->count < 2) return 0;
     i32 boundary = t->runs[f->ops - 1].at[0];
     if ((runs->at[0] < boundary) != (runs->at[1] < boundary)) return 0;
     for (i32 w = f->write_at[op]; w < f->write_at[op + 1]; w++)
