@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -161,8 +161,28 @@ def transformer(blocks: int, size: int = 4 * MIB, weight: int = 2 * MIB, dropout
     return step.graph(last, needs=needs)
 
 
-def random_graph(seed: int, n: int, *, special: bool = True) -> Graph:
-    """A random forward with skips, fans and (if special) pinned, random and several-output ops."""
+def with_takes(graph: Graph, seed: int, share: float = 0.7) -> Graph:
+    """The graph with ops that may write in place: what they write gets the size of something they read."""
+    rng = Random(seed)
+    size = {value.name: value.bytes for value in graph.values}
+    ops = []
+    for op in graph.ops:
+        may = [name for name in op.reads if graph.value[name].droppable]
+        takes: tuple[str, ...] = ()
+        if len(op.writes) == 1 and may and rng.random() < share:
+            size[op.writes[0]] = size[rng.choice(may)]
+            takes = tuple(name for name in may if size[name] == size[op.writes[0]])
+            takes = tuple(rng.sample(takes, rng.randint(1, len(takes))))
+        ops.append(replace(op, takes=takes))
+    values = tuple(replace(value, bytes=size[value.name]) for value in graph.values)
+    return graph.replace(ops=tuple(ops), values=values)
+
+
+def random_graph(seed: int, n: int, *, special: bool = True, takes: bool = False) -> Graph:
+    """A random forward with skips, fans and (if special) pinned, random and several-output ops.
+
+    With `takes`, some ops may write in place.
+    """
     rng = Random(seed)
     step = Step()
     needs: dict[str, list[str]] = {}
@@ -187,4 +207,5 @@ def random_graph(seed: int, n: int, *, special: bool = True) -> Graph:
     ends = [name for name in pool if name not in read]
     (last,) = step.op("loss", ends, [1], 1.0)
     graph = step.graph(last, needs=needs)
-    return graph.replace(fixed={"other": rng.randint(0, 5)}, boundary=rng.randint(0, 5))
+    graph = graph.replace(fixed={"other": rng.randint(0, 5)}, boundary=rng.randint(0, 5))
+    return with_takes(graph, seed) if takes else graph

@@ -95,8 +95,30 @@ def _bytes(graph, steps, split, index, before_tangents=False):
 def _resident(graph, steps, split, index):
     step = steps[index]
     if isinstance(step, Drop):
-        return _bytes(graph, steps, split, index) - graph.value[step.value].bytes
+        dropped = {step.value, *_replaced(graph, steps, split, index)}
+        return _bytes(graph, steps, split, index) - sum(graph.value[name].bytes for name in dropped)
     op = graph.op[step.op]
     first = step not in steps[:index] and step in steps[index + 1 :]
     written = sum(graph.value[name].bytes for name in op.writes)
+    if _in_place(graph, steps, split, index):
+        written = 0
     return _bytes(graph, steps, split, index) + (op.state if first else 0) + written + op.workspace
+
+
+def _in_place(graph, steps, split, index):
+    """The step and the value of the first drop right behind a run that is of a value the op takes."""
+    for at in range(index + 1, split if index < split else len(steps)):
+        if isinstance(steps[at], Run):
+            return None
+        if steps[at].value in graph.op[steps[index].op].takes:
+            return at, steps[at].value
+    return None
+
+
+def _replaced(graph, steps, split, index):
+    """Values in whose place something was written and that are only dropped behind a drop."""
+    for run in range(index - 1, -1, -1):
+        if isinstance(steps[run], Run):
+            found = _in_place(graph, steps, split, run) if (run < split) == (index < split) else None
+            return [found[1]] if found and found[0] > index else []
+    return []

@@ -43,9 +43,15 @@ def best_seconds(graph: Graph, budget: int) -> float | None:
             op = graph.op[name]
             if position < at and op.phase == "backward" and at <= split:
                 continue
+            if not all(value in there or value in given for value in op.reads):
+                continue
             need = level + sum(size[value] for value in op.writes) + op.workspace
-            if need <= budget and all(value in there or value in given for value in op.reads):
-                moves.append((seconds + op.seconds, at + (position == at), there | set(op.writes)))
+            after = seconds + op.seconds, at + (position == at)
+            if need <= budget:
+                moves.append((*after, there | set(op.writes)))
+            for taken in op.takes:
+                if need - size[taken] <= budget:
+                    moves.append((*after, there - {taken} | set(op.writes)))
         for cost, after, values in moves:
             if (after, values) not in done:
                 heapq.heappush(heap, (cost, next(ties), after, values))

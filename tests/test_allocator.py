@@ -1,12 +1,18 @@
 """The CUDA caching allocator on paper: cases by hand, and a second model of the same rules."""
 
+from dataclasses import replace
+from random import Random
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowtide.allocator import booked_excess, rounded
-from lowtide.graph import Graph, Op, Value
+from graphs import random_graph
+from lowtide.allocator import _Pool, _Step, booked_excess, rounded
+from lowtide.graph import GIVEN_KINDS, Graph, Op, Value
 from lowtide.schedule import Drop, Run, Schedule
+from lowtide.simulate import in_place, simulate
+from lowtide.solve.order import first_order, with_drops
 
 MIB = 2**20
 
@@ -84,6 +90,67 @@ def test_second_step_starts_from_what_the_first_left():
 def test_workspace_is_booked_while_its_op_runs():
     assert excess("+a2", free=[2, 8], workspace=7.5) == 0.5
     assert excess("+a2 +b2", free=[2, 2, 8], workspace=7.5) == 0.5
+
+
+def in_place_graph(size, *, takes=True, workspace=0):
+    """a is made, then b in its place, then c beside it."""
+    ops = (
+        Op("make_a", (), ("a",)),
+        Op("make_b", ("a",), ("b",), workspace=workspace, takes=("a",) if takes else ()),
+        Op("make_c", ("b",), ("c",)),
+    )
+    return Graph(ops, (Value("a", size), Value("b", size), Value("c", 2 * MIB)))
+
+
+IN_PLACE = Schedule(
+    (Run("make_a"), Run("make_b"), Drop("a"), Run("make_c"), Drop("b"), Drop("c")),
+    (),
+)
+
+
+def test_a_write_in_place_gets_the_block_of_the_value_it_takes():
+    size, free = int(7.5 * MIB), [8 * MIB, 8 * MIB]
+    assert booked_excess(in_place_graph(size, takes=False), IN_PLACE, free) == MIB
+    assert booked_excess(in_place_graph(size), IN_PLACE, free) == MIB // 2
+
+
+def test_a_write_in_place_beside_a_live_copy_leaves_the_block_to_the_drop():
+    graph = in_place_graph(int(7.5 * MIB))
+    twice = Schedule((Run("make_a"), Run("make_b"), Run("make_b"), Drop("a"), Run("make_c")), ())
+    assert booked_excess(graph, twice, [8 * MIB, 8 * MIB]) == MIB
+
+
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 12))
+def test_the_plain_sum_is_the_simulators(seed, n):
+    graph = random_graph(seed, n, takes=True).replace(fixed={}, boundary=0)
+    chance = Random(seed)
+    forward, backward = first_order(graph)
+    for name in chance.sample(forward, min(len(forward), 3)):
+        if graph.op[name].kind == "pure":
+            backward.insert(chance.randint(0, len(backward)), name)
+    schedule, given = (
+        with_drops(graph, forward, backward),
+        sum(value.bytes for value in graph.values if value.kind in GIVEN_KINDS),
+    )
+    states = graph.replace(ops=tuple(replace(op, state=0) for op in graph.ops))
+    timeline, sums = simulate(states, schedule), plain_sums(graph, schedule)
+    assert sums == [size - given for size in timeline.resident]
+
+
+def plain_sums(graph, schedule):
+    """The plain sum at each run and behind each drop."""
+    step, taken, sums = _Step(graph, _Pool([])), in_place(graph, schedule), []
+    for index, action in enumerate(schedule.steps):
+        if index == len(schedule.forward):
+            step.plain += sum(value.bytes for value in graph.values if value.kind == "tangent")
+        step.plain_peak = 0
+        if isinstance(action, Run):
+            step.run(graph.op[action.op], taken.get(index))
+        else:
+            step.drop(action.value)
+        sums.append(step.plain_peak if isinstance(action, Run) else step.plain)
+    return sums
 
 
 class Naive:

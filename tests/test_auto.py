@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -26,9 +27,9 @@ def seconds(graph: Graph, budget: int) -> float:
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(0, 10_000), st.integers(2, 20))
-def test_what_budget_zero_reaches_fits_and_more_budget_is_never_slower(seed, n):
-    graph = random_graph(seed, n)
+@given(st.integers(0, 10_000), st.integers(2, 20), st.booleans())
+def test_what_budget_zero_reaches_fits_and_more_budget_is_never_slower(seed, n, takes):
+    graph = random_graph(seed, n, takes=takes)
     least = simulate(graph, auto(graph, 0)).peak
     top = simulate(graph, keep_all(graph)).peak
     last = float("inf")
@@ -127,20 +128,20 @@ def test_the_plan_does_not_depend_on_the_process():
     assert len(found) == 1
 
 
-def tiny(seed: int) -> Graph:
-    graph = random_graph(seed, 2 + seed % 2, special=seed % 4 < 2)
-    ops = [Op(o.name, o.reads, o.writes, o.seconds, o.workspace, o.phase, _certain(o)) for o in graph.ops]
-    return graph.replace(ops=tuple(ops))
+def tiny(seed: int, takes: bool = False) -> Graph:
+    graph = random_graph(seed, 2 + seed % 2, special=seed % 4 < 2, takes=takes)
+    return graph.replace(ops=tuple(replace(op, kind=_certain(op), state=0) for op in graph.ops))
 
 
 def _certain(op: Op) -> str:
     return "pure" if op.kind == "random" else op.kind
 
 
-def test_tiny_graphs_get_the_optimum():
+@pytest.mark.parametrize("takes", [False, True])
+def test_tiny_graphs_get_the_optimum(takes):
     found = best = 0.0
     for seed in range(24):
-        graph = tiny(seed)
+        graph = tiny(seed, takes)
         top = simulate(graph, keep_all(graph))
         least = simulate(graph, auto(graph, 0)).peak
         for budget in {least, (least + top.peak) // 2}:
@@ -152,9 +153,10 @@ def test_tiny_graphs_get_the_optimum():
     assert found <= 1.02 * best
 
 
-def test_no_tiny_graph_has_a_much_smaller_peak_than_is_found():
+@pytest.mark.parametrize("takes", [False, True])
+def test_no_tiny_graph_has_a_much_smaller_peak_than_is_found(takes):
     for seed in range(24):
-        graph = tiny(seed)
+        graph = tiny(seed, takes)
         least = simulate(graph, auto(graph, 0)).peak
         assert best_seconds(graph, int(least * 0.9) - 1) is None
 

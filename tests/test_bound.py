@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from dataclasses import replace
 from itertools import combinations, count, pairwise
 from random import Random
 
@@ -11,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphs import Step, chain, cnn, random_graph, transformer
+from graphs import Step, chain, cnn, random_graph, transformer, with_takes
 from lowtide.graph import GIVEN_KINDS, VALUE_KINDS, Graph, Op, Value
 from lowtide.simulate import simulate
-from lowtide.solve import auto, keep_all, sqrt_segments
+from lowtide.solve import METHODS, auto, keep_all, sqrt_segments
 from lowtide.solve.bound import lower_bound
 from lowtide.solve.bound.mincut import SINK, SOURCE, Network
 
@@ -59,10 +60,15 @@ def best_in_any_order(graph: Graph, budget: int) -> float | None:
             barred = (op.phase == "backward" and not backward) or (op.kind == "pinned" and ran & done)
             fresh = [(b, n) for b, n in writes if not there & b]
             need = level + op.workspace + sum(n for _, n in writes)
-            if barred or reads & ~there or need > budget or (writes and not fresh):
+            if barred or reads & ~there or (writes and not fresh):
                 continue
-            after = level + sum(n for _, n in fresh)
-            moves.append((op.seconds, (backward, ran | done, there | sum(b for b, _ in fresh)), after))
+            after, now = level + sum(n for _, n in fresh), there | sum(b for b, _ in fresh)
+            if need <= budget:
+                moves.append((op.seconds, (backward, ran | done, now), after))
+            for name in op.takes:
+                if need - size[name] <= budget:
+                    left = now & ~bit[name]
+                    moves.append((op.seconds, (backward, ran | done, left), after - size[name]))
         for cost, new, bytes_then in moves:
             if new not in seen:
                 heapq.heappush(heap, (seconds + cost, next(ties), new, bytes_then))
@@ -91,6 +97,29 @@ def tiny_graph(seed: int) -> Graph:
     return graph.replace(fixed={"other": rng.randint(0, 3)}, boundary=rng.choice([0, 0, 1]))
 
 
+def test_with_writes_in_place_never_above_the_optimum_over_all_orders():
+    tried = equal = rerun = proven = helped = 0
+    for seed in range(60):
+        graph = with_takes(tiny_graph(seed), seed)
+        plain = graph.replace(ops=tuple(replace(op, takes=()) for op in graph.ops))
+        top = simulate(graph, keep_all(graph))
+        for share in (95, 85):
+            budget = top.peak * share // 100
+            bound, best = lower_bound(graph, budget), best_in_any_order(graph, budget)
+            proven += best is None and bound == math.inf
+            if best is not None:
+                assert top.seconds <= bound <= best * ROUNDING, (seed, budget)
+                tried += 1
+                equal += bound == pytest.approx(best)
+                rerun += best > top.seconds
+                helped += lower_bound(plain, budget) > best * ROUNDING
+    assert tried > 20
+    assert rerun > 10
+    assert proven > 30
+    assert equal > tried // 2
+    assert helped > 3  # there the bound of the same graph without takes would be wrong
+
+
 def test_never_above_the_optimum_over_all_orders_and_infinite_only_where_nothing_fits():
     tried = equal = proven = rerun = 0
     for seed in range(40):
@@ -114,6 +143,8 @@ def test_never_above_the_optimum_over_all_orders_and_infinite_only_where_nothing
 
 builders = st.one_of(
     st.builds(random_graph, seeds, st.integers(1, 15)),
+    st.builds(random_graph, seeds, st.integers(1, 15), takes=st.just(True)),
+    st.builds(with_takes, st.builds(cnn, st.integers(1, 3)), seeds),
     st.builds(chain, st.integers(2, 30)),
     st.builds(cnn, st.integers(1, 3)),
     st.builds(transformer, st.integers(1, 2)),
@@ -127,6 +158,18 @@ def test_never_above_a_schedule_at_its_own_peak(graph, share):
     for solver in (auto, sqrt_segments):
         found = simulate(graph, solver(graph, int(top.peak * share)))
         assert top.seconds <= lower_bound(graph, found.peak) <= found.seconds * ROUNDING
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_with_writes_in_place_no_method_beats_the_bound(method):
+    if method == "exact":
+        pytest.importorskip("highspy")
+    for seed in range(6):
+        graph = random_graph(seed, 4 + seed, takes=True)
+        top = simulate(graph, keep_all(graph)).peak
+        for share in (0, 70, 90):
+            found = simulate(graph, METHODS[method](graph, top * share // 100))
+            assert lower_bound(graph, found.peak) <= found.seconds * ROUNDING
 
 
 @settings(max_examples=25, deadline=None)
@@ -178,6 +221,23 @@ def test_a_saved_random_state_takes_room_when_its_op_runs_again():
     peaks = [simulate(g, auto(g, 0)).peak for g in (graph, plain)]
     assert lower_bound(graph, peaks[1]) >= lower_bound(plain, peaks[1])
     assert lower_bound(graph, peaks[0]) <= simulate(graph, auto(graph, peaks[0])).seconds
+
+
+def in_place_chain(takes: bool) -> Graph:
+    """Values of 8 bytes, each written in the place of the one before; no gradient reads any of them."""
+    ops = [Op("f0", ("x",), ("v0",), 1.0)]
+    for i in range(1, 4):
+        ops.append(Op(f"f{i}", (f"v{i - 1}",), (f"v{i}",), 1.0, takes=(f"v{i - 1}",) if takes else ()))
+    values = [Value("x", 1, "input"), *(Value(f"v{i}", 8) for i in range(3)), Value("v3", 8, "output")]
+    return Graph(tuple(ops), tuple(values))
+
+
+def test_a_write_in_place_needs_one_of_the_two():
+    assert lower_bound(in_place_chain(False), 17) == 4.0
+    assert lower_bound(in_place_chain(False), 16) == math.inf
+    assert lower_bound(in_place_chain(True), 9) == 4.0
+    assert lower_bound(in_place_chain(True), 8) == math.inf
+    assert simulate(in_place_chain(True), keep_all(in_place_chain(True))).peak == 9
 
 
 def test_graphs_with_nothing_to_do():

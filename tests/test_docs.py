@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -53,8 +54,7 @@ def test_every_field_is_documented_with_its_default(record: type[Value] | type[O
 
 
 def _written(default: object) -> str:
-    text = f'"{default}"' if isinstance(default, str) else str(default).lower()
-    return f"`{text}`"
+    return f"`{json.dumps(default)}`"
 
 
 def test_every_field_of_the_file_and_every_kind_is_documented() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from graphs import Step, chain, cnn, random_graph, transformer
+from graphs import Step, chain, cnn, random_graph, transformer, with_takes
 from lowtide.errors import LowtideError
 from lowtide.graph import Graph, Value
 from lowtide.simulate import simulate
@@ -130,6 +130,33 @@ def test_a_budget_above_the_natural_peak_keeps_everything():
     found = solve_exact(graph, top.peak)
     assert (found.schedule, found.seconds, found.optimal) == (keep_all(graph), top.seconds, True)
     assert exact(graph, top.peak) == keep_all(graph)
+
+
+def test_with_writes_in_place_nothing_is_proven_but_the_lower_bound():
+    pytest.importorskip("highspy")
+    shown = 0
+    for seed in range(15):
+        graph = random_graph(seed, 5, takes=True)
+        top, low = (simulate(graph, schedule).peak for schedule in (keep_all(graph), auto(graph, 0)))
+        for budget in (low, (low + top) // 2):
+            found, bound = solve_exact(graph, budget), lower_bound(graph, budget)
+            assert found.schedule is not None
+            assert simulate(graph, found.schedule).peak <= budget
+            assert found.seconds <= simulate(graph, auto(graph, budget)).seconds
+            assert found.bound == pytest.approx(bound)
+            assert not found.optimal or found.seconds == pytest.approx(bound)
+            shown += not found.optimal
+        assert simulate(graph, exact(graph, low - 1)).peak <= low
+    assert shown > 3
+
+
+def test_what_only_fits_in_place_is_no_error():
+    pytest.importorskip("highspy")
+    graph = with_takes(chain(6), 0, share=1.0)
+    plain = graph.replace(ops=tuple(replace(op, takes=()) for op in graph.ops))
+    least = simulate(graph, auto(graph, 0)).peak
+    assert solve_exact(plain, least).schedule is None
+    assert simulate(graph, solve_exact(graph, least).schedule).peak <= least
 
 
 def test_graphs_with_nothing_to_choose():

@@ -15,6 +15,7 @@ from lowtide.simulate import Timeline
 from lowtide.solve.keep_all import keep_all
 
 GRAPHS = [random_graph(seed, 8) for seed in range(5)] + [cnn(2), transformer(1)]
+GRAPHS += [random_graph(seed, 8, takes=True) for seed in range(3)]
 
 
 def planned(graph: Graph) -> Plan:
@@ -99,6 +100,18 @@ def test_defaults_are_not_written() -> None:
     written = Graph.from_dict(graph_data()).to_dict()
     assert written["values"][2] == {"name": "a", "bytes": 4}
     assert written["ops"][1] == {"name": "exp", "reads": ("a",), "writes": ("y",)}
+
+
+def test_takes_are_part_of_the_file_and_of_the_fingerprint_only_where_there_are_some() -> None:
+    plain = Graph.from_dict(graph_data())
+    taking = Graph.from_dict(spoil(graph_data(), "ops.1.takes", ["a"]))
+    assert taking.op["exp"].takes == ("a",)
+    assert taking.to_dict()["ops"][1]["takes"] == ("a",)
+    assert Graph.from_json(taking.to_json()) == taking
+    assert taking.fingerprint != plain.fingerprint
+    assert Graph.from_dict(spoil(graph_data(), "ops.1.takes", [])).to_json() == plain.to_json()
+    # As it was before there were takes: plans that were saved then still belong to their graphs.
+    assert plain.fingerprint.startswith("72d75c2508ee49df")
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: type(part).__name__)
@@ -188,6 +201,13 @@ BAD_GRAPHS = [
     ("ops.1.workspace", -1, r"ops\[1\] \(exp\)\.workspace"),
     ("ops.1.workspace", 1.5, r"ops\[1\]\.workspace"),
     ("ops.1.state", -1, r"ops\[1\] \(exp\)\.state"),
+    ("ops.1.takes", "a", r"ops\[1\]\.takes: expected a list of names"),
+    ("ops.1.takes", ["b"], r"ops\[1\] \(exp\)\.takes: there is no value 'b'"),
+    ("ops.1.takes", ["a", "a"], r"ops\[1\] \(exp\)\.takes: a value is named twice"),
+    ("ops.1.takes", ["x"], r"ops\[1\] \(exp\)\.takes: 'x' is not among the reads"),
+    ("ops.0.takes", ["x"], r"ops\[0\] \(mul\)\.takes: 'x' may not be dropped"),
+    ("ops.2.takes", ["a"], r"ops\[2\] \(back\)\.takes: 'a' has 4 bytes, but 'g' has 8"),
+    ("ops.1", {"name": "exp", "reads": ["a"], "writes": [], "takes": ["a"]}, "writes one value, not 0"),
     ("ops.1.phase", "middle", r"ops\[1\] \(exp\)\.phase"),
     ("ops.2.phase", "forward", r"ops\[2\] \(back\)\.phase: reads tangent"),
     ("ops.1.kind", "lazy", r"ops\[1\] \(exp\)\.kind"),

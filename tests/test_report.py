@@ -76,6 +76,7 @@ def rerun_small() -> Plan:
 
 def plans() -> list[Plan]:
     graphs = [random_graph(seed, 6 + seed) for seed in range(12)] + [chain(5), cnn(3)]
+    graphs += [random_graph(seed, 6 + seed, takes=True) for seed in range(12)]
     again = [
         make_plan(graph, with_reruns(graph, seed, 9), method="random") for seed, graph in enumerate(graphs)
     ]

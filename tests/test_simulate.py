@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from graphs import chain, random_graph
 from lowtide.errors import ScheduleError
-from lowtide.graph import Graph
+from lowtide.graph import Graph, Op, Value
 from lowtide.schedule import Drop, Run, Schedule
 from lowtide.simulate import simulate
 from lowtide.solve.keep_all import keep_all
@@ -63,17 +63,17 @@ def compare(graph: Graph, schedule: Schedule) -> None:
     assert timeline.again == pytest.approx(expected.again)
 
 
-@settings(max_examples=60, deadline=None)
-@given(seeds, st.integers(1, 9))
-def test_valid_schedules_get_the_naive_timeline(seed, n):
-    graph = random_graph(seed, n)
+@settings(max_examples=100, deadline=None)
+@given(seeds, st.integers(1, 9), st.booleans())
+def test_valid_schedules_get_the_naive_timeline(seed, n, takes):
+    graph = random_graph(seed, n, takes=takes)
     compare(graph, random_schedule(graph, Random(seed)))
 
 
-@settings(max_examples=120, deadline=None)
-@given(seeds, st.integers(1, 6))
-def test_broken_schedules_get_the_naive_verdict(seed, n):
-    graph = random_graph(seed, n)
+@settings(max_examples=200, deadline=None)
+@given(seeds, st.integers(1, 6), st.booleans())
+def test_broken_schedules_get_the_naive_verdict(seed, n, takes):
+    graph = random_graph(seed, n, takes=takes)
     rng = Random(seed)
     compare(graph, broken(graph, random_schedule(graph, rng), rng))
 
@@ -91,3 +91,42 @@ def test_dropping_a_value_before_its_last_use_is_refused_where_it_is_read():
     steps = (Run("f0"), Run("f1"), Drop("f0"), Run("f2"), *schedule.forward[3:])
     with pytest.raises(ScheduleError, match="reads 'f0', but that is not there"):
         simulate(graph, Schedule(steps, schedule.backward))
+
+
+def relu_graph() -> Graph:
+    """An op that may write in the place of what it reads, of 8 bytes, with a workspace of 1."""
+    ops = (
+        Op("make", ("x",), ("a",)),
+        Op("relu", ("a",), ("b",), workspace=1, takes=("a",)),
+        Op("loss", ("b",), ("y",)),
+    )
+    sizes = {"x": 2, "a": 8, "b": 8, "y": 3}
+    kinds = {"x": "input", "y": "output"}
+    return Graph(ops, tuple(Value(name, size, kinds.get(name, "activation")) for name, size in sizes.items()))
+
+
+def resident(*steps: Run | Drop, backward: tuple[Run | Drop, ...] = ()) -> list[int]:
+    return list(simulate(relu_graph(), Schedule(steps, backward)).resident)
+
+
+def test_a_write_in_place_takes_no_bytes_of_its_own():
+    make, relu, loss = Run("make"), Run("relu"), Run("loss")
+    assert resident(make, relu, Drop("a"), loss, Drop("b")) == [10, 11, 10, 13, 5]
+    assert resident(make, relu, loss, Drop("a"), Drop("b")) == [10, 19, 21, 13, 5]
+
+
+def test_a_write_in_place_beside_a_live_copy_takes_no_bytes_either():
+    make, relu, loss = Run("make"), Run("relu"), Run("loss")
+    assert resident(make, relu, relu, Drop("a"), loss) == [10, 19, 19, 10, 13]
+
+
+def test_drops_before_that_of_the_taken_value_find_it_gone():
+    make, relu, loss = Run("make"), Run("relu"), Run("loss")
+    # Without the taken value counted once, the first drop would be above the run itself.
+    assert resident(make, relu, Drop("b"), Drop("a"), make, relu, Drop("a"), loss)[1:4] == [11, 2, 2]
+
+
+def test_a_drop_at_the_start_of_the_backward_is_not_right_behind_the_forward():
+    make, relu, loss = Run("make"), Run("relu"), Run("loss")
+    assert resident(make, relu, loss, relu, backward=(Drop("a"),)) == [10, 19, 21, 30, 13]
+    assert resident(make, relu, loss, relu, Drop("a"), backward=()) == [10, 19, 21, 22, 13]

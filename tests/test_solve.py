@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphs import chain, cnn, random_graph, transformer
+from graphs import chain, cnn, random_graph, transformer, with_takes
 from lowtide.errors import LowtideError
 from lowtide.graph import Graph, Op, Value
 from lowtide.schedule import Run
@@ -22,9 +22,9 @@ seeds = st.integers(0, 10_000)
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 @settings(max_examples=15, deadline=None)
-@given(seed=seeds, n=st.integers(1, 20), share=st.floats(0.3, 1.1))
-def test_every_schedule_is_accepted_and_pinned_ops_run_once(method, seed, n, share):
-    graph = random_graph(seed, n)
+@given(seed=seeds, n=st.integers(1, 20), share=st.floats(0.3, 1.1), takes=st.booleans())
+def test_every_schedule_is_accepted_and_pinned_ops_run_once(method, seed, n, share, takes):
+    graph = random_graph(seed, n, takes=takes)
     top = simulate(graph, keep_all(graph)).peak
     schedule = METHODS[method](graph, int(top * share))
     timeline = simulate(graph, schedule)
@@ -34,8 +34,8 @@ def test_every_schedule_is_accepted_and_pinned_ops_run_once(method, seed, n, sha
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_a_budget_above_the_natural_peak_costs_nothing(method):
-    graph = transformer(2)
+@pytest.mark.parametrize("graph", [transformer(2), with_takes(transformer(2), 0)], ids=["plain", "takes"])
+def test_a_budget_above_the_natural_peak_costs_nothing(method, graph):
     top = simulate(graph, keep_all(graph)).peak
     assert METHODS[method](graph, top) == keep_all(graph)
 
@@ -68,9 +68,9 @@ def test_an_unknown_method_is_named_with_the_known_ones():
 
 
 @settings(max_examples=40, deadline=None)
-@given(seeds, st.integers(1, 25))
-def test_a_tape_agrees_with_the_simulator_through_edits(seed, n):
-    graph, rng = random_graph(seed, n), Random(seed)
+@given(seeds, st.integers(1, 25), st.booleans())
+def test_a_tape_agrees_with_the_simulator_through_edits(seed, n, takes):
+    graph, rng = random_graph(seed, n, takes=takes), Random(seed)
     facts = Facts(graph)
     tape = Tape(facts, facts.order(*first_order(graph)))
     for _ in range(12):
@@ -91,16 +91,16 @@ def edit(tape: Tape, rng: Random) -> None:
     slot = rng.choice([slot for slot, op in enumerate(tape.at) if op >= 0])
     ran = [op for op, slots in enumerate(tape.runs) if slots and slots[0] < slot and tape.facts.again[op]]
     if ran:
-        if not tape.room(slot, 1):
+        if not tape.room(slot, 1) or rng.random() < 0.3:
             tape.widen(slot, 3)
             slot += 3
-        tape.insert(rng.choice(ran), tape.room(slot, 1)[0])
+        tape.insert(rng.choice(ran), rng.choice([*tape.room(slot, 1), slot - 1]))
 
 
 @settings(max_examples=25, deadline=None)
-@given(seeds, st.integers(3, 25), st.floats(0.4, 0.95))
-def test_a_descent_that_says_it_fits_does_and_pruning_keeps_it_so(seed, n, share):
-    graph = random_graph(seed, n)
+@given(seeds, st.integers(3, 25), st.floats(0.4, 0.95), st.booleans())
+def test_a_descent_that_says_it_fits_does_and_pruning_keeps_it_so(seed, n, share, takes):
+    graph = random_graph(seed, n, takes=takes)
     facts = Facts(graph)
     tape = Tape(facts, facts.order(*first_order(graph)))
     budget = int(tape.peak() * share)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -39,7 +40,15 @@ NAMES: dict[str, tuple[str, str]] = {
     "tree_leaves": ("torch.utils._pytree:tree_leaves", "2.11-2.13"),
     "tree_flatten": ("torch.utils._pytree:tree_flatten", "2.11-2.13"),
     "keeps_graph": ("torch._C:_autograd._get_current_graph_task_keep_graph", "2.11-2.13"),
+    "compile_fx": ("torch._inductor.compile_fx:compile_fx", "2.11-2.13"),
+    "compile_fx_inner": ("torch._inductor.compile_fx:compile_fx_inner", "2.11-2.13"),
+    "CustomPartitionerFn": ("torch._inductor.custom_graph_pass:CustomPartitionerFn", "2.11-2.13"),
+    "InductorChoices": ("torch._inductor.choices:InductorChoices", "2.11-2.13"),
+    "inductor_now": ("torch._inductor.virtualized:V", "2.11-2.13"),
+    "register_lowering": ("torch._inductor.lowering:register_lowering", "2.11-2.13"),
+    "fx_graph_cse": ("torch._functorch.compile_utils:fx_graph_cse", "2.11-2.13"),
     "engine_will_run": ("torch._C:_will_engine_execute_node", "2.11-2.13"),
+    "guards": ("torch._C:_dynamo.guards", "2.11-2.13"),
 }
 
 
@@ -135,3 +144,20 @@ def _overloads(namespace: Any) -> Iterator[Any]:
 def frees_tangents() -> bool:
     """Whether autograd lets go of the incoming gradients of a node while it runs (new in 2.13)."""
     return hasattr(torch.autograd.Function, "boxed_grads_call")
+
+
+def generated_modules() -> list[Any]:
+    """The code that Inductor generated and loaded so far (`PyCodeCache.modules`, seen in 2.11-2.13).
+
+    That list is emptied with the caches; the modules keep their place among Python's own.
+    """
+    cache = sys.modules.get("torch._inductor.codecache")
+    listed = [] if cache is None else cache.PyCodeCache.modules
+    home = "torch._inductor.runtime.compile_tasks."
+    return [*listed, *(module for name, module in list(sys.modules.items()) if name.startswith(home))]
+
+
+def scheduler_pass() -> Any:
+    """The class of passes over Inductor's nodes: new in 2.12, plain callables before."""
+    module = importlib.import_module("torch._inductor.custom_graph_pass")
+    return getattr(module, "CustomSchedulerPass", object)

@@ -5,6 +5,7 @@ serves it from the smallest free block that holds it; where the rest of the bloc
 not split off but booked with the request. So what the allocator reports is a little more than what was asked
 for, and how much depends on the order of requests: `booked_excess` replays a schedule through the same rules,
 starting from the blocks that are free now, twice, because the second step starts from what the first left.
+A write in the place of a value requests nothing: it gets that value's block.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 
 from .graph import GIVEN_KINDS, Graph, Op
 from .schedule import Run, Schedule
+from .simulate import in_place
 
 __all__ = ["booked_excess", "free_blocks", "rounded"]
 
@@ -128,11 +130,12 @@ def _merged(piece: _Piece, other: _Piece) -> _Piece:
 def _replay(graph: Graph, schedule: Schedule, pool: _Pool) -> int:
     """The booked peak above the peak of the plain sum; everything is released again."""
     step = _Step(graph, pool)
+    taken = in_place(graph, schedule)
     for index, action in enumerate(schedule.steps):
         if index == len(schedule.forward):
             step.plain += sum(value.bytes for value in graph.values if value.kind == "tangent")
         if isinstance(action, Run):
-            step.run(graph.op[action.op])
+            step.run(graph.op[action.op], taken.get(index))
         else:
             step.drop(action.value)
     for piece in step.booked.values():
@@ -148,10 +151,12 @@ class _Step:
         self.there = {value.name for value in graph.values if value.kind in GIVEN_KINDS}
         self.pool = pool
         self.booked: dict[str, _Piece] = {}
+        self.taken: str | None = None
         self.plain = self.excess = self.plain_peak = self.booked_peak = 0
 
-    def run(self, op: Op) -> None:
-        requests = [*((name, self.size[name]) for name in op.writes), ("", op.workspace)]
+    def run(self, op: Op, taken: str | None) -> None:
+        asked = op.writes if taken is None else ()
+        requests = [*((name, self.size[name]) for name in asked), ("", op.workspace)]
         made = [(name, size, self.pool.book(size)) for name, size in requests if size > _MIB]
         total = self.plain + sum(size for _, size in requests)
         over = self.excess + sum(piece.size - size for _, size, piece in made)
@@ -163,12 +168,23 @@ class _Step:
             else:
                 self.booked[name] = piece
                 self.excess += piece.size - size
-        self.plain += sum(self.size[name] for name in op.writes if name not in self.there)
-        self.there.update(op.writes)
+        fresh = [name for name in op.writes if name not in self.there]
+        self.plain += sum(self.size[name] for name in fresh)
+        self.there.update(fresh)
+        self.hand_over(taken, fresh)
+
+    def hand_over(self, taken: str | None, fresh: list[str]) -> None:
+        """Let what was written in the place of a value have its bytes and its block."""
+        self.taken = taken
+        if taken is not None:
+            self.plain -= self.size[taken]
+            if fresh and taken in self.booked:
+                self.booked[fresh[0]] = self.booked.pop(taken)
 
     def drop(self, name: str) -> None:
         self.there.discard(name)
-        self.plain -= self.size[name]
+        if name != self.taken:
+            self.plain -= self.size[name]
         if name in self.booked:
             piece = self.booked.pop(name)
             self.excess -= piece.size - self.size[name]

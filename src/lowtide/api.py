@@ -38,6 +38,10 @@ def cap(
 
     The budget is the whole peak on the device, in bytes or as in "8GiB", "60%", "free", "min". The plan is
     made at the first training call, for that batch's shapes. A plain callable is returned wrapped.
+
+    The executor "eager" runs the plan op by op: gradients, buffers and random state are bitwise those of the
+    same step keeping everything. "inductor" compiles it into the fused kernels of torch.compile: the peak is
+    that of the compiled buffers, and gradients agree with the same executor uncapped to the dtype's rounding.
     See `lowtide.options.Options` for the other options.
 
     >>> model = cap(torch.nn.Linear(4, 4), "1MiB")

@@ -34,12 +34,13 @@ def plan_graph(
     method: str = "auto",
     memory: int | None = None,
     free: Sequence[int] | None = None,
+    spare: int = 0,
     notes: tuple[str, ...] = (),
 ) -> Plan:
     """The plan of a graph under a budget; raises `BudgetTooSmall` where none was found.
 
     `memory` is what the device has in bytes, where that limits anything; `free` are the free blocks of a
-    caching allocator, where the device has one.
+    caching allocator, where the device has one; `spare` bytes of the budget are left unused.
     """
     solve = find_method(method)
     vanilla = booked(make_plan(graph, keep_all(graph), method="keep_all", notes=notes), free)
@@ -49,18 +50,19 @@ def plan_graph(
     if asked.word == "min":
         return booked(make_plan(graph, solve(graph, 0), method=method, notes=notes), free)
     size = resolve(asked, graph, vanilla.peak, memory)
-    if vanilla.peak <= size:
+    limit = size - spare
+    if vanilla.peak <= limit:
         return replace(vanilla, budget=size)
-    room, step = size, size >> 10
+    room, step = limit, size >> 10
     while True:
         made = make_plan(graph, solve(graph, max(room, 0)), method=method, budget=size, notes=notes)
         plan = booked(made, free)
-        if plan.peak <= size:
+        if plan.peak <= limit:
             return plan
         if made.peak > room:
             raise too_small(plan, asked, size)
         # The next plan down may be booked as badly: the steps grow, so that a few of them see enough plans.
-        room, step = room - max(plan.peak - size, step), 2 * step + 1
+        room, step = room - max(plan.peak - limit, step), 2 * step + 1
 
 
 def booked(plan: Plan, free: Sequence[int] | None) -> Plan:

@@ -55,7 +55,9 @@ class Entry:
             return self.beside[present]
         fixed = {**plan.graph.fixed, "present gradients": present}
         graph = plan.graph.replace(fixed=fixed)
-        self.beside[present] = replace(plan, graph=graph, timeline=simulate(graph, plan.schedule))
+        compiled = None if plan.compiled is None else plan.compiled + present
+        timeline = simulate(graph, plan.schedule)
+        self.beside[present] = replace(plan, graph=graph, timeline=timeline, compiled=compiled)
         return self.beside[present]
 
     def gradients(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from .budget import booked, device_blocks, device_memory, plan_graph
 from .cost import price
 from .devices import find_device
 from .errors import CaptureError, NothingToTrain, PlanMismatch
+from .fuse import fuse
 from .graph import Graph, Value
 from .lift import Lifted, lift
 from .lower import Pair, lower
@@ -59,13 +60,20 @@ class Piece:
     leaves: frozenset[int] = frozenset()
     constants: dict[str, Any] = field(default_factory=dict)
     trace: Trace | None = None
+    lifted: Lifted | None = None
     expected: tuple[bool, ...] = ()
+    tangents: list[torch.Tensor] = field(default_factory=list)
+    spare: int = 0
 
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The function that runs this piece; it takes and gives what the module does."""
         if not torch.is_grad_enabled():
             return module.forward
         self.look_at(module, inputs)
+        if self.compiled:
+            from .run.inductor import CompiledStep
+
+            return _with_missing_gradients_left_out(CompiledStep(self, module, inputs))
         with private("functorch_config").patch(donated_buffer=False), eager_kernels():
             run = private("aot_module_simplified")(
                 module,
@@ -77,13 +85,7 @@ class Piece:
                 keep_inference_input_mutations=True,
             )
         self.trace = None
-
-        def call(*args: Any) -> Any:
-            results = run(*args)
-            _leave_missing_gradients_out(results)
-            return results
-
-        return call
+        return _with_missing_gradients_left_out(run)
 
     def look_at(self, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
         """What the inputs are, and which of them have gradients already."""
@@ -120,16 +122,24 @@ class Piece:
             differentiate=self.differentiate,
             accumulating=self.accumulating,
             leaves=self.leaves,
+            compiled=self.compiled,
         )
         names = [str(node.target) for node in joint.graph.find_nodes(op="get_attr")]
         self.constants = {name: getattr(joint, name) for name in names}
         self.expected = tuple(node in self.trace.expected for node in self.trace.tangents)
-        lifted = self.priced(lift(self.trace, find_device(self.target) if self.target else None))
-        self.plan = self.make_plan(lifted.graph)
+        self.tangents = [node.meta["val"] for node in self.trace.tangents]
+        lifted = lift(self.trace, find_device(self.target) if self.target else None)
+        lifted = self.priced(fuse(self.trace, lifted) if self.compiled else lifted)
+        self.plan, self.lifted = self.make_plan(lifted.graph), lifted
         if self.only_plan:
             raise Captured
         pair: Pair = lower(self.trace, lifted, self.plan.schedule)
         return pair.forward, pair.backward
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the step is compiled into fused kernels."""
+        return self.options.executor == "inductor"
 
     @property
     def differentiate(self) -> str:
@@ -144,8 +154,17 @@ class Piece:
         if present and device.type == "cuda":
             _warm_up(device)
         bands = fixed_bands(lifted.graph, device, self.options.optimizer, present=present)
+        if self.compiled and self.accumulating and device.type == "cpu":
+            bands["present gradients"] = sum(self.present_gradients())
         graph = lifted.graph.replace(fixed=bands, boundary=self.outside(lifted.graph))
         return replace(lifted, graph=_hold_tangents(graph, self.trace))
+
+    def present_gradients(self) -> Iterator[int]:
+        """The bytes of gradients that autograd will add to: a compiled step adds nothing itself."""
+        for ref in self.parameters:
+            gradient = getattr(ref(), "grad", None)
+            if gradient is not None:
+                yield gradient.untyped_storage().nbytes()
 
     def outside(self, graph: Graph) -> int:
         """Bytes for a loss outside of the step: as asked, or what cross-entropy over the outputs needs."""
@@ -159,14 +178,16 @@ class Piece:
     def make_plan(self, graph: Graph) -> Plan:
         assert self.trace is not None
         free = device_blocks(self.trace.device, self.target)
-        if self.options.plan is not None:
-            return _follow(self.options.plan, graph, free)
+        given, budget = self.options.plan, self.options.budget
+        if given is not None and not self.spare:
+            return _follow(given, graph, free)
         return plan_graph(
             graph,
-            self.options.budget,
+            given.budget if given is not None else budget,
             method=self.options.method,
             memory=device_memory(self.trace.device, self.target),
             free=free,
+            spare=self.spare,
             notes=self.notes(),
         )
 
@@ -200,13 +221,17 @@ class Piece:
         return module
 
     def compile_inference(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
-        if self.options.allow_breaks and not self.only_plan:
-            return compile_graph(module, "forward")
-        raise NothingToTrain(
-            "no output of the step depends on a parameter or input that requires a gradient: there is no "
-            "backward to plan. Is every parameter frozen, or the result detached? "
-            "Call it under torch.no_grad() or in eval mode to run it plainly."
-        )
+        self.refuse_inference()
+        return compile_graph(module, "forward")
+
+    def refuse_inference(self) -> None:
+        """A step without a backward has nothing to plan; a piece between graph breaks may have none."""
+        if self.only_plan or not self.options.allow_breaks:
+            raise NothingToTrain(
+                "no output of the step depends on a parameter or input that requires a gradient: there is no "
+                "backward to plan. Is every parameter frozen, or the result detached? "
+                "Call it under torch.no_grad() or in eval mode to run it plainly."
+            )
 
 
 def _role(node: fx.Node, item: Any) -> str:
@@ -241,6 +266,15 @@ def _follow(plan: Plan, graph: Graph, free: list[int] | None) -> Plan:
     return booked(made, free)
 
 
+def _with_missing_gradients_left_out(run: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        results = run(*args)
+        _leave_missing_gradients_out(results)
+        return results
+
+    return call
+
+
 def _leave_missing_gradients_out(results: Any) -> None:
     """Let the backward see which gradients do not come, instead of zeros made for them."""
     for result in results if isinstance(results, list | tuple) else [results]:
@@ -259,5 +293,5 @@ def _warm_up(device: torch.device) -> None:
     with torch.enable_grad():
         for dtype in (torch.float32, torch.bfloat16):
             weight = torch.ones(16, 16, device=device, dtype=dtype, requires_grad=True)
-            torch.mm(weight, weight).sum().backward()
+            torch.addmm(weight[0], torch.mm(weight, weight), weight).sum().backward()
     torch.cuda.synchronize(device)

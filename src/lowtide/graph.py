@@ -71,7 +71,9 @@ class Op:
 
     `kind` is `pure`, `random` (may run again from its saved random state, which takes `state` bytes from
     its first run to its last when it runs more than once) or `pinned` (runs exactly once). `phase` is
-    `backward` when the op depends on a tangent: such an op cannot run in the forward.
+    `backward` when the op depends on a tangent: such an op cannot run in the forward. `takes` are reads in
+    whose place the op may put what it writes: when one of them is dropped right behind a run, the written
+    value takes no bytes of its own while the op runs.
     `module`, `source` and `target` are for people: the module path, the user's line, the operator's name.
     """
 
@@ -83,6 +85,7 @@ class Op:
     phase: Phase = "forward"
     kind: OpKind = "pure"
     state: int = 0
+    takes: tuple[str, ...] = ()
     module: str = ""
     source: str = ""
     target: str = ""
@@ -146,7 +149,8 @@ class Graph:
         for value in self.values:
             digest.update(f"{value.name}|{value.bytes}|{value.kind}|{value.held}\n".encode())
         for op in self.ops:
-            digest.update(f"{op.name}|{op.reads}|{op.writes}|{op.phase}|{op.kind}\n".encode())
+            takes = f"|{op.takes}" if op.takes else ""
+            digest.update(f"{op.name}|{op.reads}|{op.writes}|{op.phase}|{op.kind}{takes}\n".encode())
         return digest.hexdigest()
 
     @property
@@ -259,12 +263,28 @@ def _check_op(op: Op, where: str, values: dict[str, Value]) -> None:
         raise FormatError(f"{where}.seconds: {op.seconds!r} is not a finite number >= 0")
     _check_count(op.workspace, f"{where}.workspace")
     _check_count(op.state, f"{where}.state")
-    for field_name, names in (("reads", op.reads), ("writes", op.writes)):
+    for field_name, names in (("reads", op.reads), ("writes", op.writes), ("takes", op.takes)):
         if len(set(names)) != len(names):
             raise FormatError(f"{where}.{field_name}: a value is named twice")
         for name in names:
             if name not in values:
                 raise FormatError(f"{where}.{field_name}: there is no value {name!r}")
+    _check_takes(op, where, values)
+
+
+def _check_takes(op: Op, where: str, values: dict[str, Value]) -> None:
+    if op.takes and len(op.writes) != 1:
+        raise FormatError(f"{where}.takes: an op that writes in place writes one value, not {len(op.writes)}")
+    for name in op.takes:
+        taken, written = values[name], values[op.writes[0]]
+        if name not in op.reads:
+            raise FormatError(f"{where}.takes: {name!r} is not among the reads")
+        if not taken.droppable:
+            raise FormatError(f"{where}.takes: {name!r} may not be dropped, so nothing can take its place")
+        if taken.bytes != written.bytes:
+            raise FormatError(
+                f"{where}.takes: {name!r} has {taken.bytes} bytes, but {written.name!r} has {written.bytes}"
+            )
 
 
 def _check_phases(graph: Graph) -> None:

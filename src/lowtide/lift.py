@@ -8,7 +8,7 @@ of an op that nothing reads live only while it runs, so they count as its worksp
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
@@ -33,12 +33,19 @@ __all__ = ["Lifted", "lift"]
 
 @dataclass(frozen=True)
 class Lifted:
-    """A graph and the way back: the fx node of each op and the node that first stands for each value."""
+    """A graph and the way back: the fx node of each op and the node that first stands for each value.
+
+    Where ops are fused, `inside` are further nodes that an op computes on the way, `traffic` is what a loop
+    moves in bytes, and `kept` are the loops whose result must be in memory for the plan to hold.
+    """
 
     graph: Graph
     node_of: dict[str, fx.Node]
     root_of: dict[str, fx.Node]
     value_of: dict[fx.Node, str]
+    inside: dict[str, tuple[fx.Node, ...]] = field(default_factory=dict)
+    traffic: dict[str, int] = field(default_factory=dict)
+    kept: frozenset[str] = frozenset()
 
 
 def lift(trace: Trace, target: Device | None = None) -> Lifted:

@@ -50,6 +50,7 @@ class _Side:
     node: dict[fx.Node, fx.Node] = field(default_factory=dict)
     of_value: dict[str, list[fx.Node]] = field(default_factory=dict)
     state: dict[str, fx.Node] = field(default_factory=dict)
+    inside: dict[str, dict[fx.Node, fx.Node]] = field(default_factory=dict)
 
 
 class _Lowering:
@@ -99,16 +100,38 @@ class _Lowering:
         """A copy of the op's node; copies of values that are alive already are not taken up."""
         origin = self.lifted.node_of[op]
         self.runs[op] += 1
+        self.compute_inside(op)
         node = self.call(op, origin)
+        self.side.inside.clear()
         node.meta = dict(origin.meta)
         items = [user for user in origin.users if is_item(user)]
         if not items and origin not in self.side.node:
-            self.put(origin, node)
+            self.put(origin, self.in_memory(node) if op in self.lifted.kept else node)
         for item in items:
             if item in self.lifted.value_of and not self.is_there(self.lifted.value_of[item]):
                 copy = self.side.graph.call_function(operator.getitem, (node, item.args[1]), name=item.name)
                 copy.meta = dict(item.meta)
                 self.put(item, copy)
+
+    def in_memory(self, node: fx.Node) -> fx.Node:
+        """The node followed by one that makes a compiler write it down."""
+        from .run.in_memory import in_memory
+
+        kept = self.side.graph.call_function(in_memory(), (node,))
+        kept.meta = dict(node.meta)
+        return kept
+
+    def compute_inside(self, op: str) -> None:
+        """Copies of the nodes that a fused op computes on the way; only this op sees them."""
+        for inner in self.lifted.inside.get(op, ()):
+            copy = self.side.graph.call_function(
+                inner.target,  # type: ignore[arg-type]
+                fx.map_arg(inner.args, self.find),
+                fx.map_arg(inner.kwargs, self.find),
+                name=inner.name,
+            )
+            copy.meta = dict(inner.meta)
+            self.side.inside[self.lifted.value_of[inner]] = {inner: copy}
 
     def call(self, op: str, origin: fx.Node) -> fx.Node:
         graph = self.side.graph
@@ -136,6 +159,11 @@ class _Lowering:
 
     def find(self, node: fx.Node) -> fx.Node:
         """The node that stands for this one now; a view is made anew from its value."""
+        inside = self.side.inside.get(self.lifted.value_of.get(node, ""))
+        if inside is not None:
+            if node not in inside:
+                inside[node] = self.view(node)
+            return inside[node]
         if node not in self.side.node:
             if node.op == "get_attr":
                 copy = self.side.graph.get_attr(node.target)  # type: ignore[arg-type]

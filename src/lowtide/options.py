@@ -14,7 +14,7 @@ from .units import Budget, parse_budget
 __all__ = ["Options"]
 
 _CHOICES = {
-    "executor": ("eager",),
+    "executor": ("eager", "inductor"),
     "prices": ("measured", "roofline"),
     "differentiate": ("auto", "all"),
 }
@@ -24,7 +24,8 @@ _CHOICES = {
 class Options:
     """How to plan and run a step.
 
-    - `executor`: "eager" runs the schedule op by op, exactly as planned.
+    - `executor`: "eager" runs the schedule op by op, exactly as planned; "inductor" compiles it into fused
+      kernels, planned again where they need more than the budget.
     - `method`: the solver; "auto" unless you compare.
     - `prices`: "measured" on the device, or "roofline" from a table.
     - `differentiate`: "auto" plans for the gradient of the scalar outputs where there are any (a loss), of

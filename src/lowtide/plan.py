@@ -19,7 +19,7 @@ from .units import format_bytes, format_seconds
 __all__ = ["Plan", "make_plan"]
 
 FORMAT_VERSION = 1
-FIELDS = ("method", "budget", "bound", "notes", "graph", "schedule", "timeline")
+FIELDS = ("method", "budget", "bound", "compiled", "notes", "graph", "schedule", "timeline")
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Plan:
 
     `budget` is in bytes (None: no cap was asked for), `method` the solver that made the schedule, `bound`
     a proven lower bound on the step's seconds under this budget, or None where none is known; `notes` say
-    what the user should know about how far the promise goes.
+    what the user should know about how far the promise goes. `compiled` is the peak that the buffers of the
+    compiled step come to, where it was compiled: the simulator knows what fuses only as far as `fuse` does.
     """
 
     graph: Graph
@@ -38,11 +39,12 @@ class Plan:
     budget: int | None = None
     bound: float | None = None
     notes: tuple[str, ...] = ()
+    compiled: int | None = None
 
     @property
     def peak(self) -> int:
         """The predicted peak of the whole step in bytes, as the device's allocator would report it."""
-        return self.timeline.peak
+        return self.timeline.peak if self.compiled is None else self.compiled
 
     @property
     def seconds(self) -> float:
@@ -110,6 +112,7 @@ class Plan:
             "method": self.method,
             "budget": self.budget,
             "bound": self.bound,
+            **({} if self.compiled is None else {"compiled": self.compiled}),
             "notes": list(self.notes),
             "graph": self.graph.to_dict(),
             "schedule": self.schedule.to_dict(),
@@ -132,8 +135,7 @@ class Plan:
                 'field "timeline": it is not what the schedule does '
                 f"(peak {claimed.peak} claimed, {timeline.peak} simulated)"
             )
-        bound = data.get("bound")
-        budget = data.get("budget")
+        bound, budget, compiled = (data.get(name) for name in ("bound", "budget", "compiled"))
         return cls(
             graph=graph,
             schedule=schedule,
@@ -142,6 +144,7 @@ class Plan:
             budget=None if budget is None else jsonform.read_count(data, "budget"),
             bound=None if bound is None else jsonform.read_number(data, "bound"),
             notes=tuple(str(note) for note in jsonform.read_items(data, "notes")),
+            compiled=None if compiled is None else jsonform.read_count(data, "compiled"),
         )
 
     def to_json(self) -> str:

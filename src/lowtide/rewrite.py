@@ -17,6 +17,7 @@ __all__ = [
     "drop_copies",
     "drop_idle_views",
     "keep_mutated_inputs",
+    "look_through_views",
     "prune_tangents",
     "remove_dead",
     "stack_selected",
@@ -63,6 +64,28 @@ def _look_anew(node: fx.Node, old: torch.Tensor) -> None:
         node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
     for user in node.users:
         _look_anew(user, old)
+
+
+def look_through_views(graph: fx.Graph) -> None:
+    """Let the fake tensor of every view share its source's storage, where a pass made it one of its own."""
+    for node in graph.nodes:
+        source = node.args[0] if node.args and isinstance(node.args[0], fx.Node) else None
+        if source is None or node.op != "call_function" or not _is_view(node):
+            continue
+        value = source.meta.get("val")
+        if isinstance(value, torch.Tensor) and all(
+            storage_of(t) != storage_of(value) for t in tensors_of(node)
+        ):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda parent: parent.meta["val"])
+            with value.fake_mode:  # type: ignore[attr-defined]
+                node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether an operator's schema says that it looks at its first argument and writes nothing."""
+    schema = getattr(node.target, "_schema", None)
+    first = schema.arguments[0].alias_info if schema and schema.arguments else None
+    return first is not None and not first.is_write
 
 
 def drop_idle_views(graph: fx.Graph) -> None:

@@ -6,6 +6,8 @@ No schedule runs, is reported or is compared before it was accepted here. The ru
   the start of the backward; given and held values, outputs and gradients are never dropped;
 - an op runs when everything it reads is there; while it runs, all that it writes and its workspace are
   there as well, also when a written value is there already: the copy is freed when the op ends;
+- where a drop among those right behind a run, in the same list, is of a value that the op takes, what the op
+  writes is put in that value's place: the value counts no more from the run on;
 - a forward list runs forward ops only; the backward list may run both;
 - a pinned op runs exactly once; a random op that runs more than once holds its saved random state from
   its first run to its last;
@@ -27,7 +29,7 @@ from .graph import GIVEN_KINDS, Graph, Op
 from .schedule import Drop, Run, Schedule
 from .units import format_bytes, format_seconds
 
-__all__ = ["Timeline", "simulate"]
+__all__ = ["Timeline", "in_place", "simulate"]
 
 FORMAT_VERSION = 1
 FIELDS = ("boundary", "peak", "peak_step", "seconds", "again", "resident")
@@ -113,6 +115,21 @@ def simulate(graph: Graph, schedule: Schedule) -> Timeline:
     return machine.end_backward()
 
 
+def in_place(graph: Graph, schedule: Schedule) -> dict[int, str]:
+    """By step, the value in whose place a run puts what it writes: the first of `takes` dropped behind it."""
+    taken: dict[int, str] = {}
+    if not any(op.takes for op in graph.ops):
+        return taken
+    for steps, start in ((schedule.forward, 0), (schedule.backward, len(schedule.forward))):
+        run, takes = start, frozenset[str]()
+        for index, step in enumerate(steps, start):
+            if isinstance(step, Run):
+                run, takes = index, frozenset(graph.op[step.op].takes if step.op in graph.op else ())
+            elif step.value in takes:
+                taken.setdefault(run, step.value)
+    return taken
+
+
 class _Machine:
     """The state of the device while a schedule is replayed."""
 
@@ -122,6 +139,8 @@ class _Machine:
         self.there = {value.name for value in graph.values if value.kind in GIVEN_KINDS}
         self.bytes = graph.fixed_bytes + sum(self.size[name] for name in self.there)
         self.resident: list[int] = []
+        self.in_place = in_place(graph, schedule)
+        self.taken: str | None = None
         self.runs: Counter[str] = Counter()
         self.runs_left = Counter(step.op for step in schedule.steps if isinstance(step, Run))
         self.in_backward = False
@@ -142,6 +161,9 @@ class _Machine:
         first, last = self.runs[op.name] == 1, self.runs_left[op.name] == 0
         if first and not last:
             self.bytes += op.state
+        self.taken = self.in_place.get(len(self.resident))
+        if self.taken is not None:
+            self.bytes -= self.size[self.taken]
         fresh = [name for name in op.writes if name not in self.there]
         written = sum(self.size[name] for name in op.writes)
         self.resident.append(self.bytes + written + op.workspace)
@@ -160,7 +182,8 @@ class _Machine:
         if not self.graph.value[name].droppable:
             self.refuse(f"drops {name!r}, but the caller holds it ({self.graph.value[name].kind})")
         self.there.remove(name)
-        self.bytes -= self.size[name]
+        if name != self.taken:
+            self.bytes -= self.size[name]
         self.resident.append(self.bytes)
 
     def check_run(self, op: Op) -> None:

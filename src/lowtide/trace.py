@@ -30,6 +30,7 @@ from .rewrite import (
     drop_copies,
     drop_idle_views,
     keep_mutated_inputs,
+    look_through_views,
     prune_tangents,
     remove_dead,
     stack_selected,
@@ -74,8 +75,11 @@ def make_trace(
     differentiate: str,
     accumulating: frozenset[int] = frozenset(),
     leaves: frozenset[int] = frozenset(),
+    compiled: bool = False,
 ) -> Trace:
     """The trace of AOTAutograd's joint graph, rewritten in place.
+
+    A step that is going to be compiled keeps its ops as the compiler's decompositions left them.
 
     `leaves` are the indices of primals whose gradient autograd keeps in `.grad`, `accumulating` those of them
     that have a gradient already, which this one is added to.
@@ -89,19 +93,24 @@ def make_trace(
     roles = [*("input" for _ in primals[:tokens]), *roles]
     expected = _expected(tangents, differentiate)
     device = _device_of(primals)
-    batchnorm.fuse(joint.graph)
-    dropout.as_in_eager(joint.graph)
+    if compiled:
+        look_through_views(joint.graph)
+    else:
+        batchnorm.fuse(joint.graph)
+        dropout.as_in_eager(joint.graph)
     keep_mutated_inputs(joint.graph, primals, tangents)
     drop_idle_views(joint.graph)
-    drop_copies(joint.graph)
-    stack_selected(joint.graph)
+    if not compiled:
+        drop_copies(joint.graph)
+        stack_selected(joint.graph)
     unexpected = [node for node in tangents if node not in expected]
     prune_tangents(joint.graph, unexpected, tangents)
     remove_dead(joint.graph)
     results = _results(joint.graph)
     outputs, gradients = results[:forward_outputs], results[forward_outputs:]
-    gradients = _accumulated(joint.graph, primals[tokens:], gradients, accumulating)
-    gradients = lay_out(joint.graph, primals[tokens:], gradients, leaves)
+    if not compiled:
+        gradients = _accumulated(joint.graph, primals[tokens:], gradients, accumulating)
+        gradients = lay_out(joint.graph, primals[tokens:], gradients, leaves)
     return Trace(
         module=joint,
         primals=primals,

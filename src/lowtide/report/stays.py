@@ -1,9 +1,10 @@
 """Who is on the device from when to when: a schedule replayed into stays.
 
 A stay is an interval of steps during which some bytes are resident under one name: a value between the
-step that writes it and the one that drops it, a fixed band, an op's workspace. The bytes of the stays that
-cover a step add up to `timeline.resident` there, and those that cross the boundary (with what the caller
-holds there) to the simulator's bytes between forward and backward. O(steps + reads + writes).
+step that writes it and the one that drops it or writes in its place, a fixed band, an op's workspace. The
+bytes of the stays that cover a step add up to `timeline.resident` there, and those that cross the boundary
+(with what the caller holds there) to the simulator's bytes between forward and backward.
+O(steps + reads + writes).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from ..graph import GIVEN_KINDS, Graph, Op
 from ..plan import Plan
 from ..schedule import Run, Schedule
+from ..simulate import in_place
 
 __all__ = ["Stay", "at_peak", "stays"]
 
@@ -46,7 +48,7 @@ def stays(graph: Graph, schedule: Schedule) -> list[Stay]:
             replay.cross()
         if isinstance(step, Run):
             replay.run(index, graph.op[step.op])
-        else:
+        elif step.value in replay.open:  # else a run has written in its place
             replay.close(step.value, index)
     return replay.finish()
 
@@ -75,6 +77,7 @@ class _Replay:
         self.graph = graph
         self.boundary = len(schedule.forward)
         self.length = len(schedule.steps)
+        self.in_place = in_place(graph, schedule)
         self.runs: Counter[str] = Counter()
         self.runs_left = Counter(step.op for step in schedule.steps if isinstance(step, Run))
         self.open: dict[str, Stay] = {}
@@ -102,6 +105,8 @@ class _Replay:
             self.states[op.name] = Stay(op.name, op.state, index, self.length, "random state")
         if op.workspace:
             self.done.append(Stay(op.name, op.workspace, index, index + 1, "workspace"))
+        if index in self.in_place:
+            self.close(self.in_place[index], index)
         for name in op.writes:
             if name in self.open:
                 size = self.graph.value[name].bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import fx
 
 from .._torch import boxed, private
@@ -12,7 +13,7 @@ from ..errors import UnsupportedBackward
 from ..rewrite import prune_tangents, remove_dead
 from .eager import compile_graph
 
-__all__ = ["Backward"]
+__all__ = ["Backward", "CompiledBackward"]
 
 
 class Backward:
@@ -27,29 +28,10 @@ class Backward:
 
     def boxed(self) -> Callable[[list[Any]], Any]:
         def backward(args: list[Any]) -> Any:
-            if private("keeps_graph")():
-                raise UnsupportedBackward(
-                    "backward was called with retain_graph=True or create_graph=True, which would keep every "
-                    "saved value alive and break the budget. Call backward once per forward, on the sum of "
-                    "the losses, or lowtide.uncap the model."
-                )
-            return self.form(self.missing(args))(args)
+            refuse_second_backward()
+            return self.form(missing_tangents(args, self.expected))(args)
 
         return boxed(backward)
-
-    def missing(self, args: list[Any]) -> tuple[int, ...]:
-        """Which expected gradients did not come; one that came unexpectedly is refused."""
-        missing = []
-        tangents = args[len(args) - len(self.expected) :]
-        for index, (tangent, expected) in enumerate(zip(tangents, self.expected, strict=True)):
-            if tangent is None and expected:
-                missing.append(index)
-            elif tangent is not None and not expected:
-                raise UnsupportedBackward(
-                    f"output {index} of the step received a gradient, but the plan was made for the gradient "
-                    'of its scalar outputs alone. Pass differentiate="all" to plan for every output.'
-                )
-        return tuple(missing)
 
     def form(self, missing: tuple[int, ...]) -> Callable[[list[Any]], Any]:
         if missing not in self.forms:
@@ -61,3 +43,55 @@ class Backward:
             remove_dead(graph)
             self.forms[missing] = compile_graph(module, "backward")
         return self.forms[missing]
+
+
+class CompiledBackward:
+    """A compiled backward: of the gradients that do not come it is given zeros, as torch.compile does."""
+
+    def __init__(
+        self, run: Callable[[list[Any]], Any], expected: tuple[bool, ...], tangents: list[torch.Tensor]
+    ) -> None:
+        self.run = run
+        self.expected = expected
+        self.tangents = [(t.shape, t.stride(), t.dtype, t.device) for t in tangents]
+
+    def boxed(self, *, behind: Callable[[], None]) -> Callable[[list[Any]], Any]:
+        """The function of the backward; `behind` is called when it has run."""
+
+        def backward(args: list[Any]) -> Any:
+            refuse_second_backward()
+            first = len(args) - len(self.expected)
+            for index in missing_tangents(args, self.expected):
+                shape, stride, dtype, device = self.tangents[index]
+                zeros = torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
+                args[first + index] = zeros
+            results = self.run(args)
+            behind()
+            return results
+
+        return boxed(backward)
+
+
+def refuse_second_backward() -> None:
+    """Values that are kept for a second backward would break the budget."""
+    if private("keeps_graph")():
+        raise UnsupportedBackward(
+            "backward was called with retain_graph=True or create_graph=True, which would keep every saved "
+            "value alive and break the budget. Call backward once per forward, on the sum of the losses, or "
+            "lowtide.uncap the model."
+        )
+
+
+def missing_tangents(args: list[Any], expected: tuple[bool, ...]) -> tuple[int, ...]:
+    """Which expected gradients did not come; one that came unexpectedly is refused."""
+    missing = []
+    tangents = args[len(args) - len(expected) :]
+    for index, (tangent, wanted) in enumerate(zip(tangents, expected, strict=True)):
+        if tangent is None and wanted:
+            missing.append(index)
+        elif tangent is not None and not wanted:
+            raise UnsupportedBackward(
+                f"output {index} of the step received a gradient, but the plan was made for the gradient "
+                'of its scalar outputs alone. Pass differentiate="all" to plan for every output.'
+            )
+    return tuple(missing)

@@ -10,7 +10,8 @@ that run after the moment, P those that ran before it. Of any schedule it is tru
 - an op of A finds each value it reads in S, or the value's writer is in A;
 - every op that a gradient, an output or a pinned op needs is in A or in P, and P holds what P needs;
 - S, all held values that P wrote, the moment's own reads, writes and workspace, and the saved random states
-  of the ops in both A and P lie under the budget together;
+  of the ops in both A and P lie under the budget together, less one of the reads that the moment's op takes:
+  it may write in its place, and the value is not in S then;
 - an op in both A and P runs twice: its seconds come on top of running all once. No pinned op is in both.
 
 The least such extra over all (S, A, P) is therefore a lower bound. Without the budget's row it is a smallest

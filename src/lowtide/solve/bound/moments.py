@@ -81,7 +81,7 @@ class Step:
         outputs = self.base + sum(self.held_bytes(op) for i, op in enumerate(self.ops) if self.early[i])
         for op in self.ops:
             start = outputs if op.phase == "backward" else self.base
-            names = [*op.reads, *op.writes]
+            names = op.reads if op.takes else (*op.reads, *op.writes)
             size = start + op.workspace + sum(value[name].bytes for name in names if value[name].droppable)
             least = max(least, size)
         return least
@@ -151,8 +151,13 @@ def _first_run(step: Step, index: int) -> Moment:
         after = bytearray(
             later or other.phase == "backward" for later, other in zip(after, step.ops, strict=True)
         )
-    there = frozenset(name for name in (*op.reads, *op.writes) if value[name].droppable)
+    # One value alone that the op takes counts only if it is read later: it makes room for what is written.
+    gone = op.takes if len(op.takes) == 1 else ()
+    names = (name for name in (*op.reads, *op.writes) if name not in gone)
+    there = frozenset(name for name in names if value[name].droppable)
     held = {name for name in step.tangents if not value[name].droppable} if backward else set()
     size = step.base + op.workspace + sum(value[name].bytes for name in there | held)
+    if len(op.takes) > 1:
+        size -= value[op.takes[0]].bytes
     settled = step.tangents & (there | held) if backward else step.tangents
     return Moment(before, after, there, size, frozenset(settled))

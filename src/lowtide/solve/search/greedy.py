@@ -4,10 +4,11 @@ Problem: bring the resident bytes of every run of a tape under a budget, for lit
 
 Method: let the *excess* be the sum over runs of the bytes above the budget: an area, because it sees
 progress that the maximum hides. A *gap* is a stretch between two neighbouring events of a value over which
-it is only waiting. A move closes a gap: the value is dropped after the first event and its op runs again
-right before the second; what that op reads and is gone by then is kept or recomputed in turn (see `moves`).
-Moves are taken by least extra seconds per (excess removed)^exponent until the excess is zero. Then repeated
-runs that the budget does not need are taken away, dearest first.
+it is only waiting; the first event belongs to it where its run could write in the value's place. A move
+closes a gap: the value is dropped after the first event and its op runs again right before the second; what
+that op reads and is gone by then is kept or recomputed in turn (see `moves`). Moves are taken by least extra
+seconds per (excess removed)^exponent until the excess is zero. Then repeated runs that the budget does not
+need are taken away, dearest first.
 
 The next move comes from a heap that starts with optimistic scores (the value's whole gap gains, only its
 own op costs) and evaluates a move only when it comes up: applied to the tape, measured, taken back. Gains
@@ -73,9 +74,10 @@ class Descent:
             if not facts.again[writer] or not size:
                 continue
             for before, after in pairwise(events):
-                hot = count[after] - count[before + 1]
+                start = tape.waits_from(value, before)
+                hot = count[after] - count[start]
                 if hot and tape.at[after] != writer:
-                    gain = min(size * hot, area[after] - area[before + 1])
+                    gain = min(size * hot, area[after] - area[start])
                     self.push(value, after, Move(facts.seconds[writer], gain))
 
     def push(self, value: int, after: int, move: Move) -> None:
@@ -132,7 +134,7 @@ class Descent:
             before, after = events[at - 1], events[at]
             if tape.at[after] == facts.writer[value]:
                 continue
-            over = np.maximum(tape.mem[before + 1 : after] - self.budget, 0)
+            over = np.maximum(tape.mem[tape.waits_from(value, before) : after] - self.budget, 0)
             gain = float(np.minimum(over, facts.size[value]).sum())
             if gain > 0:
                 self.push(value, after, Move(facts.seconds[facts.writer[value]], gain))

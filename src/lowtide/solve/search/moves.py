@@ -68,7 +68,7 @@ class Moves:
         if tape.at[after] < 0 or value not in self.facts.reads[tape.at[after]]:
             return []
         before, _ = tape.around(value, after)
-        if tape.mem[before + 1 : after].max(initial=0) <= self.budget:
+        if tape.mem[tape.waits_from(value, before) : after].max(initial=0) <= self.budget:
             return []
         ways: list[list[int]] = []
         for policy in POLICIES:
@@ -119,7 +119,7 @@ class Moves:
             return False
         if policy is AGAIN:
             return True
-        top = tape.mem[before + 1 : after].max(initial=0)
+        top = tape.mem[tape.waits_from(value, before) : after].max(initial=0)
         return int(top) + self.facts.size[value] > self.budget
 
     def later(self, runs: list[int], after: int) -> list[int]:

@@ -38,10 +38,10 @@ class _Facts(ctypes.Structure):
         ("ops", ctypes.c_int32),
         ("values", ctypes.c_int32),
         ("given", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("read_at", "reads", "write_at", "writes", "writer")),
+        *((name, ctypes.c_void_p) for name in ("read_at", "reads", "write_at", "writes", "take_at", "takes")),
         *(
             (name, ctypes.c_void_p)
-            for name in ("size", "own", "held", "state", "seconds", "again", "can_wait")
+            for name in ("writer", "size", "own", "held", "state", "saves", "seconds", "again", "can_wait")
         ),
     )
 
@@ -109,10 +109,10 @@ class NativeFacts:
             "can_wait": np.array(facts.can_wait, dtype=np.uint8),
             **{
                 name: np.array(getattr(facts, name), dtype=np.int64)
-                for name in ("size", "own", "held", "state")
+                for name in ("size", "own", "held", "state", "saves")
             },
         }
-        for one, many in (("read", facts.reads), ("write", facts.writes)):
+        for one, many in (("read", facts.reads), ("write", facts.writes), ("take", facts.takes)):
             starts = np.concatenate(([0], np.cumsum([len(values) for values in many])))
             self.arrays[f"{one}_at"] = starts.astype(np.int32)
             self.arrays[f"{one}s"] = np.array([v for values in many for v in values], dtype=np.int32)

@@ -7,7 +7,9 @@ Method: liveness makes the drops a function of the order, so a value's time in m
 sorted *events* (the runs that write or read it): between two neighbouring events it is there if and only if
 the later one reads it. One more run touches only the intervals next to it, of the values it reads and
 writes. Runs sit on sparse *slots* of a fixed array, so that nothing has to move to make room; empty slots
-are sunk far below zero and never count.
+are sunk far below zero and never count. A run puts what it writes in the place of a value that it takes if
+none of that value's later events finds it there; an edit changes this for its own slot and for the last
+events before it of the values that it reads or writes.
 
 Complexity: an edit takes O(log events + length of the changed intervals) per value, the latter in numpy.
 When the room between two runs is used up, `widen` moves all that is behind in O(runs + reads + writes).
@@ -42,7 +44,8 @@ class Facts:
     """A graph by numbers: what a tape needs to know of each op and of each value that may be dropped.
 
     The moment between forward and backward is one more op, `boundary`, that writes the tangents. An op can
-    wait for its second run if every reader of what it writes is among the events of a tape.
+    wait for its second run if every reader of what it writes is among the events of a tape. `takes` are the
+    values in whose place an op may write, `saves` is what that saves.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -63,6 +66,9 @@ class Facts:
         for op, values in enumerate(self.writes):
             for value in values:
                 self.writer[value] = op
+        self.takes = [[number[name] for name in op.takes] for op in graph.ops] + [[]]
+        self.saves = [graph.value[op.takes[0]].bytes if op.takes else 0 for op in graph.ops] + [0]
+        self.in_place = any(self.takes)
         self.seconds = [op.seconds for op in graph.ops] + [0.0]
         self.state = [op.state for op in graph.ops] + [0]
         self.again = [op.kind != "pinned" for op in graph.ops] + [False]
@@ -101,7 +107,7 @@ class Facts:
         held, floor = self.given, 0
         seen: set[int] = set()
         for op in order:
-            floor = max(floor, held + self.own[op])
+            floor = max(floor, held + self.own[op] - self.saves[op])
             held += 0 if op in seen else self.held[op]
             seen.add(op)
         return floor
@@ -110,8 +116,9 @@ class Facts:
 class Tape:
     """An order of runs on slots, and the bytes resident while each one runs.
 
-    `at[slot]` is the op that runs there, or -1; `events[value]` and `runs[op]` are sorted slots. `low` and
-    `high` bound the slots that edits have changed since the caller last set them; `edits` counts them.
+    `at[slot]` is the op that runs there, or -1, and `saved[slot]` what that run saves by writing in place;
+    `events[value]` and `runs[op]` are sorted slots. `low` and `high` bound the slots that edits have changed
+    since the caller last set them; `edits` counts them.
     """
 
     def __init__(self, facts: Facts, order: Sequence[int]) -> None:
@@ -124,6 +131,7 @@ class Tape:
         facts = self.facts
         length = SPACING * (len(order) + 1)
         self.at = [-1] * length
+        self.saved = [0] * length
         self.events: list[list[int]] = [[] for _ in facts.size]
         self.runs: list[list[int]] = [[] for _ in facts.own]
         change = np.zeros(length + 1, dtype=np.int64)
@@ -149,6 +157,10 @@ class Tape:
         self.mem += np.cumsum(change[:-1])
         self.seconds = sum(facts.seconds[op] for op in order)
         self.low, self.high = length, 0
+        if facts.in_place:
+            for slot in range(SPACING, length, SPACING):
+                self.saved[slot] = self._saves(slot)
+                self.mem[slot] -= self.saved[slot]
 
     def order(self) -> list[int]:
         """The runs in order."""
@@ -157,10 +169,12 @@ class Tape:
     def widen(self, slot: int, room: int) -> None:
         """Put free slots before the run at `slot`: it and all later ones move back by that many."""
         facts, op = self.facts, self.at[slot]
-        across = self.mem[slot] - facts.own[op] + sum(facts.size[value] for value in facts.reads[op])
+        reads = sum(facts.size[value] for value in facts.reads[op])
+        across = self.mem[slot] + self.saved[slot] - facts.own[op] + reads
         if len(self.runs[op]) > 1 and self.runs[op][0] == slot:
             across -= facts.state[op]
         self.at[slot:slot] = [-1] * room
+        self.saved[slot:slot] = [0] * room
         empty = np.full(room, across - SUNK, dtype=np.int64)
         self.mem = np.concatenate((self.mem[:slot], empty, self.mem[slot:]))
         for slots in chain(self.events, self.runs):
@@ -187,6 +201,13 @@ class Tape:
         index = bisect_left(events, slot)
         there = index < len(events) and self.at[events[index]] != self.facts.writer[value]
         return events[index - 1], there
+
+    def waits_from(self, value: int, event: int) -> int:
+        """The first slot that is relieved when a value is dropped right behind one of its events.
+
+        That event's own, if its op could write in the value's place then: the value has the bytes it saves.
+        """
+        return event if value in self.facts.takes[self.at[event]] else event + 1
 
     def insert(self, op: int, slot: int) -> None:
         """Run an op once more at a free slot."""
@@ -222,6 +243,8 @@ class Tape:
         if facts.state[op]:
             self._hold_state(op, 1)
         self.low, self.high = min(self.low, low), max(self.high, slot)
+        if facts.in_place:
+            self._save_around(op, slot)
 
     def remove(self, slot: int) -> None:
         """Take one of several runs away."""
@@ -258,6 +281,36 @@ class Tape:
         if facts.state[op]:
             self._hold_state(op, 1)
         self.low, self.high = min(self.low, low), max(self.high, slot)
+        if facts.in_place:
+            self._save_around(op, slot)
+
+    def _save_around(self, op: int, slot: int) -> None:
+        """An edit may have changed what is dropped behind its slot, and behind the last events before it."""
+        self._save(slot)
+        for value in self.facts.reads[op] + self.facts.writes[op]:
+            index = bisect_left(self.events[value], slot)
+            if index:
+                self._save(self.events[value][index - 1])
+
+    def _save(self, slot: int) -> None:
+        """Take what a run saves by writing in place off its level."""
+        saved = self._saves(slot)
+        if saved != self.saved[slot]:
+            self.mem[slot] += self.saved[slot] - saved
+            self.saved[slot] = saved
+            self.low, self.high = min(self.low, slot), max(self.high, slot)
+
+    def _saves(self, slot: int) -> int:
+        """What the run at a slot saves by writing in place."""
+        op = self.at[slot]
+        takes = self.facts.takes[op] if op >= 0 else ()
+        return self.facts.saves[op] if any(self._dies(value, slot) for value in takes) else 0
+
+    def _dies(self, value: int, slot: int) -> bool:
+        """Whether a value is dropped behind one of its events."""
+        events = self.events[value]
+        behind = bisect_left(events, slot) + 1
+        return behind == len(events) or self.at[events[behind]] == self.facts.writer[value]
 
     def _hold(self, op: int, was: int) -> None:
         """What an op holds for good is there from its first run on, which was elsewhere before an edit."""

@@ -97,7 +97,8 @@ static int fetches(const Descent *d, i32 value, i32 after, int policy) {
     i32 last = tape_around(t, value, after, &there);
     if (there || !t->facts->again[t->facts->writer[value]]) return 0;
     if (policy == AGAIN) return 1;
-    return profile_most(&t->mem, last + 1, after) + t->facts->size[value] > d->budget;
+    i32 start = tape_waits_from(t, value, last);
+    return profile_most(&t->mem, start, after) + t->facts->size[value] > d->budget;
 }
 
 /* The ops that would close a gap, in order; none when they are more than `reach`. */
@@ -188,7 +189,7 @@ static i32 find_ways(Descent *d, i32 value, i32 after, Move *ways) {
     for (i32 r = f->read_at[op]; r < f->read_at[op + 1]; r++) reads |= f->reads[r] == value;
     if (!reads) return 0;
     i32 last = tape_around(t, value, after, &there);
-    if (profile_most(&t->mem, last + 1, after) <= d->budget) return 0;
+    if (profile_most(&t->mem, tape_waits_from(t, value, last), after) <= d->budget) return 0;
     for (int policy = KEEP; policy < POLICIES; policy++) {
         Move *m = &ways[count];
         m->count = collect(d, value, after, policy, m->runs);
@@ -235,9 +236,9 @@ static void fill(Descent *d) {
         if (!f->again[writer] || !f->size[value]) continue;
         const Slots *e = &t->events[value];
         for (i32 i = 1; i < e->count; i++) {
-            i32 from = e->at[i - 1], after = e->at[i], hot = count[after] - count[from + 1];
+            i32 start = tape_waits_from(t, value, e->at[i - 1]), after = e->at[i], hot = count[after] - count[start];
             if (!hot || t->at[after] == writer) continue;
-            i64 most = f->size[value] * hot, over = area[after] - area[from + 1];
+            i64 most = f->size[value] * hot, over = area[after] - area[start];
             push(d, value, after, score(d, value, f->seconds[writer], most < over ? most : over));
         }
     }
@@ -253,7 +254,8 @@ static void push_new(Descent *d, i32 value, i32 slot) {
     i32 index = slots_find(e, slot), last = index + 3 < e->count ? index + 3 : e->count;
     for (i32 i = index - 1 > 1 ? index - 1 : 1; i < last; i++) {
         if (t->at[e->at[i]] == f->writer[value]) continue;
-        i64 gain = profile_excess(&t->mem, e->at[i - 1] + 1, e->at[i], d->budget, f->size[value]);
+        i32 start = tape_waits_from(t, value, e->at[i - 1]);
+        i64 gain = profile_excess(&t->mem, start, e->at[i], d->budget, f->size[value]);
         if (gain > 0) push(d, value, e->at[i], score(d, value, f->seconds[f->writer[value]], gain));
     }
 }
@@ -514,6 +516,10 @@ Tape *lowtide_copy(const Tape *from) {
     profile_copy(&t->mem, &from->mem);
     t->at = malloc((size_t)t->mem.length * sizeof(i32));
     memcpy(t->at, from->at, (size_t)t->mem.length * sizeof(i32));
+    if (from->saved) {
+        t->saved = malloc((size_t)t->mem.length * sizeof(i64));
+        memcpy(t->saved, from->saved, (size_t)t->mem.length * sizeof(i64));
+    }
     t->events = slots_copy(from->events, t->facts->values);
     t->runs = slots_copy(from->runs, t->facts->ops);
     return t;

@@ -9,8 +9,8 @@
 typedef struct { /* a graph by numbers; the arrays belong to the caller. The last op is the boundary. */
     i32 ops, values;
     i64 given;
-    const i32 *read_at, *reads, *write_at, *writes, *writer;
-    const i64 *size, *own, *held, *state;
+    const i32 *read_at, *reads, *write_at, *writes, *take_at, *takes, *writer;
+    const i64 *size, *own, *held, *state, *saves;
     const double *seconds;
     const uint8_t *again, *can_wait;
 } Facts;
@@ -23,6 +23,7 @@ typedef struct {
     const Facts *facts;
     i32 length, low, high; /* `low` and `high` bound the slots that edits have changed */
     i32 *at;               /* the op that runs at each slot, or -1 */
+    i64 *saved;            /* what the run at each slot saves by writing in place; NULL when none ever does */
     Profile mem;
     Slots *events, *runs; /* of each value, of each op */
     double seconds;
@@ -70,6 +71,23 @@ static Slots *slots_copy(const Slots *from, i32 count) {
     return to;
 }
 
+/* Whether a value is dropped behind one of its events. */
+static int tape_dies(const Tape *t, i32 value, i32 slot) {
+    const Slots *e = &t->events[value];
+    i32 behind = slots_find(e, slot) + 1;
+    return behind == e->count || t->at[e->at[behind]] == t->facts->writer[value];
+}
+
+/* What the run at a slot saves by writing in place. */
+static i64 tape_saves(const Tape *t, i32 slot) {
+    const Facts *f = t->facts;
+    i32 op = t->at[slot];
+    if (op < 0) return 0;
+    for (i32 k = f->take_at[op]; k < f->take_at[op + 1]; k++)
+        if (tape_dies(t, f->takes[k], slot)) return f->saves[op];
+    return 0;
+}
+
 /* Put an order of runs on slots, `SPACING` apart; the run at index `wide` gets `room` more free slots before it. */
 static void tape_lay(Tape *t, const i32 *order, i32 count, i32 wide, i32 room) {
     const Facts *f = t->facts;
@@ -106,10 +124,12 @@ static void tape_lay(Tape *t, const i32 *order, i32 count, i32 wide, i32 room) {
         change[r->at[0]] += f->state[op];
         change[r->at[r->count - 1] + 1] -= f->state[op];
     }
+    t->saved = f->take_at[f->ops] ? calloc((size_t)t->mem.length, sizeof(i64)) : NULL;
     i64 level = f->given;
     for (i32 s = 0; s < t->mem.length; s++) {
         level += change[s];
-        t->mem.level[s] = level;
+        if (t->saved) t->saved[s] = tape_saves(t, s);
+        t->mem.level[s] = level - (t->saved ? t->saved[s] : 0);
         t->mem.used[s] = t->at[s] >= 0;
     }
     profile_build(&t->mem);
@@ -120,6 +140,7 @@ static void tape_lay(Tape *t, const i32 *order, i32 count, i32 wide, i32 room) {
 static void tape_clear(Tape *t) {
     profile_free(&t->mem);
     free(t->at);
+    free(t->saved);
     slots_free(t->events, t->facts->values);
     slots_free(t->runs, t->facts->ops);
 }
@@ -135,6 +156,40 @@ static i32 tape_around(const Tape *t, i32 value, i32 slot, int *there) {
     i32 index = slots_find(e, slot);
     *there = index < e->count && t->at[e->at[index]] != t->facts->writer[value];
     return index ? e->at[index - 1] : -1;
+}
+
+/* The first slot that is relieved when a value is dropped right behind one of its events. */
+static i32 tape_waits_from(const Tape *t, i32 value, i32 event) {
+    const Facts *f = t->facts;
+    if (!t->saved || event < 0) return event + 1;
+    i32 op = t->at[event];
+    for (i32 k = f->take_at[op]; k < f->take_at[op + 1]; k++)
+        if (f->takes[k] == value) return event;
+    return event + 1;
+}
+
+/* Take what a run saves by writing in place off its level. */
+static void tape_save(Tape *t, i32 slot) {
+    i64 saved = tape_saves(t, slot);
+    if (saved == t->saved[slot]) return;
+    profile_add(&t->mem, slot, slot + 1, t->saved[slot] - saved);
+    t->saved[slot] = saved;
+    tape_touch(t, slot, slot);
+}
+
+/* An edit may have changed what is dropped behind its slot, and behind the last event before it of a value. */
+static void tape_save_before(Tape *t, i32 value, i32 slot) {
+    const Slots *e = &t->events[value];
+    i32 index = slots_find(e, slot);
+    if (index) tape_save(t, e->at[index - 1]);
+}
+
+static void tape_save_around(Tape *t, i32 op, i32 slot) {
+    const Facts *f = t->facts;
+    if (!t->saved) return;
+    tape_save(t, slot);
+    for (i32 r = f->read_at[op]; r < f->read_at[op + 1]; r++) tape_save_before(t, f->reads[r], slot);
+    for (i32 w = f->write_at[op]; w < f->write_at[op + 1]; w++) tape_save_before(t, f->writes[w], slot);
 }
 
 static void tape_state(Tape *t, i32 op, i64 sign) {
@@ -198,6 +253,7 @@ static void tape_edit(Tape *t, i32 op, i32 slot, i64 sign) {
     tape_hold(t, op, first, runs->at[0]);
     tape_state(t, op, 1);
     tape_touch(t, low, slot);
+    tape_save_around(t, op, slot);
 }
 
 static void tape_insert(Tape *t, i32 op, i32 slot) { tape_edit(t, op, slot, 1); }

@@ -1,0 +1,514 @@
+"""What a graph compiled by Inductor holds in memory at each of its calls, read from its text.
+
+Inductor writes a Python function for each graph it compiles: which buffers are allocated, what is launched,
+what is deleted. That text fixes the graph's memory before it has run once. Reading it is running it on
+tensors without data: every line is taken from its syntax tree, an allocation becomes a tensor on the "meta"
+device, an alias or a view becomes one of that tensor, and `del` deletes; a kernel is only written down, and
+an operator that returns new tensors is run on the "meta" tensors for the sizes of its results. When a storage
+is freed is then Python's own answer, the one that the compiled graph gets.
+
+Nothing is guessed. A line of another form (the control flow of `cond` and `while_loop`, sizes known only at
+run time, a wrapper in C++) raises `UnreadableSourceError`; such a graph has to be measured.
+
+Limits: memory that an operator takes and gives back while it runs is not in the text, nor is an output whose
+size only its library knows (the reserve of cuDNN's recurrent layers). Where sizes are symbols, the footprint
+is that of the sizes the graph was compiled with.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+import operator
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from .._torch import private
+from ..errors import LowtideError
+
+__all__ = ["Footprint", "Handed", "Moment", "UnreadableSourceError", "compiled_source", "footprint"]
+
+Names = dict[str, Any]
+Shape = tuple[int, ...]
+Node = TypeVar("Node", bound=ast.AST)
+
+
+class UnreadableSourceError(LowtideError):
+    """The text of a compiled graph has a line that says nothing certain about memory."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One call of a compiled graph: a kernel, a library function or an operator.
+
+    `bytes` are alive at that call, its results included: what the graph allocated less the inputs it freed.
+    `outputs` are the shapes of what a library function or operator writes; a kernel's are not told.
+    """
+
+    call: str
+    bytes: int
+    outputs: tuple[Shape, ...] = ()
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A tensor that a graph is given or gives back: which storage it lies in, and that storage's bytes.
+
+    Equal numbers are the same storage. Among a footprint's outputs, a number below the number of inputs is
+    the storage of the input at that place.
+    """
+
+    storage: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """The calls of a compiled graph in order, and the bytes it has alive over time.
+
+    `peak` is the most at any time, `left` what is alive when the graph has returned: its outputs less the
+    inputs that are gone by then. `outputs` has None for what is not a tensor.
+    """
+
+    moments: tuple[Moment, ...]
+    peak: int
+    left: int
+    outputs: tuple[Handed | None, ...]
+
+
+def compiled_source(compiled: Any) -> str:
+    """The text of what `compile_fx_inner` returned, new or from a cache (`source_code` seen in 2.11-2.13)."""
+    source = getattr(compiled, "source_code", None)
+    if not isinstance(source, str):
+        raise UnreadableSourceError(f"a compiled {type(compiled).__name__} has no text")
+    return source
+
+
+def footprint(
+    source: str,
+    *,
+    inputs: Sequence[int | Handed] | None = None,
+    rounded: Callable[[int], int] = lambda size: size,
+    device: str | None = None,
+) -> Footprint:
+    """The footprint of a compiled graph on a kind of device ("cuda", "cpu"), or on all together.
+
+    `inputs` says, in the order of the graph's arguments, how many bytes are freed with the last use of each:
+    0 for one that somebody else holds, such as a parameter. Without it no input is ever freed. Inputs of one
+    storage are told by `Handed`: what the forward handed out is what its backward is given. `rounded` is what
+    the allocator makes of a request.
+    """
+    ledger = _Ledger(rounded)
+    with private("without_modes")(), torch.no_grad():
+        reader = _Reader(_parsed(source), ledger, device)
+        outputs = reader.read(inputs)
+        handed = (ledger.known[_key(item)] if isinstance(item, torch.Tensor) else None for item in outputs)
+        return Footprint(tuple(reader.moments), ledger.peak, ledger.live, tuple(handed))
+
+
+class _Ledger:
+    """Counts the bytes of storages for as long as they live."""
+
+    def __init__(self, rounded: Callable[[int], int]) -> None:
+        self.rounded = rounded
+        self.known: dict[int, Handed] = {}
+        self.count = 0
+        self.live = 0
+        self.peak = 0
+
+    def allocate(self, tensor: torch.Tensor, *, counts: bool = True) -> None:
+        """A storage that the graph makes, unless it is known already."""
+        if _key(tensor) not in self.known:
+            size = self.rounded(tensor.untyped_storage().nbytes()) if counts else 0
+            self.enter(tensor, size)
+            self.live += size
+            self.peak = max(self.peak, self.live)
+
+    def enter(self, tensor: torch.Tensor, size: int) -> None:
+        self.known[_key(tensor)] = Handed(self.count, size)
+        self.count += 1
+        weakref.finalize(tensor.untyped_storage(), self.leave, _key(tensor))
+
+    def leave(self, key: int) -> None:
+        self.live -= self.known.pop(key).bytes
+
+
+class _Reader:
+    """Follows the text of one compiled graph, line by line."""
+
+    def __init__(self, tree: ast.Module, ledger: _Ledger, device: str | None) -> None:
+        self.ledger = ledger
+        self.device = device
+        self.moments: list[Moment] = []
+        bodies = [tree.body, *(runner.body for runner in _of(ast.ClassDef, tree.body))]
+        self.functions = {
+            function.name: function for body in bodies for function in _of(ast.FunctionDef, body)
+        }
+        self.partitions = _partitions(tree)
+        self.constants: Names = {"inf": math.inf, "nan": math.nan}
+
+    def read(self, inputs: Sequence[int | Handed] | None) -> Sequence[Any]:
+        """Run the graph, and give what it returns."""
+        for name in ("call", "get_args"):
+            if name not in self.functions:
+                raise UnreadableSourceError(f"the text has no Python function {name}")
+        examples = self.example_inputs()
+        self.admit(examples, [0] * len(examples) if inputs is None else inputs)
+        returned: Sequence[Any] = self.run("call", examples)
+        return returned
+
+    def run(self, function: str, arguments: list[Any]) -> Any:
+        body = self.functions[function]
+        names = {body.args.args[-1].arg: arguments}
+        return next(self.returns(body.body, names), ())
+
+    # ---- statements
+
+    def returns(self, body: Sequence[ast.stmt], names: Names) -> Iterator[Any]:
+        """Follow statements as far as the first that returns, and give what it returns."""
+        for line in body:
+            if isinstance(line, ast.With):
+                yield from self.returns(line.body, names)
+            else:
+                yield from self.follow(line, names)
+
+    def follow(self, line: ast.stmt, names: Names) -> tuple[Any, ...]:
+        """What a statement returns: one thing, or nothing where it does not return."""
+        try:
+            if isinstance(line, ast.Return):
+                return (() if line.value is None else self.value(line.value, names),)
+            self.act(line, names)
+            return ()
+        except UnreadableSourceError:
+            raise
+        except Exception as error:
+            raise _unreadable(line) from error
+
+    def act(self, line: ast.stmt, names: Names) -> None:
+        match line:
+            case ast.Assign(targets=[target], value=value):
+                self.bind(target, self.value(value, names), names)
+            case ast.Delete(targets=targets):
+                for name in _of(ast.Name, targets):
+                    del names[name.id]
+            case ast.Expr(value=ast.Call() as call):
+                self.launch(call, names)
+            case ast.Import() | ast.ImportFrom() | ast.Pass():
+                pass
+            case _:
+                raise _unreadable(line)
+
+    def bind(self, target: ast.expr, value: Any, names: Names) -> None:
+        match target:
+            case ast.Name(id=name):
+                names[name] = value
+            case ast.Tuple(elts=targets):
+                for part, item in zip(targets, value, strict=True):
+                    self.bind(part, item, names)
+            case _:
+                raise _unreadable(target)
+
+    def launch(self, call: ast.Call, names: Names) -> None:
+        """A call whose result nobody takes: a kernel, an operator that writes in place, or a chore."""
+        name = ast.unparse(call.func)
+        owner, _, verb = name.rpartition(".")
+        if verb == "assert_size_stride":
+            self.compare(call, *(self.value(argument, names) for argument in call.args[:3]))
+        elif verb == "clear":
+            names[owner].clear()
+        elif self.function_of(name) is not None:
+            self.value(call, names)
+        elif verb not in _CHORES:
+            self.note(verb if owner in names else name, self.written(call, name, names))
+
+    def compare(self, line: ast.AST, tensor: torch.Tensor, size: Shape, stride: Shape) -> None:
+        """The text knows each tensor's layout; what was read here has to agree with it."""
+        if tuple(tensor.shape) != size or _extent(size, stride) > _elements(tensor):
+            raise _unreadable(line, f"it was read as {tuple(tensor.shape)}, strides {tensor.stride()}")
+
+    def written(self, call: ast.Call, name: str, names: Names) -> tuple[Shape, ...]:
+        """The shapes that a library function or operator writes: its `out=`, or else its first argument."""
+        outputs = [word.value for word in call.keywords if (word.arg or "").startswith("out")]
+        if not outputs and name.startswith(_LIBRARIES):
+            outputs = call.args[:1]
+        return _shapes([self.value(output, names) for output in outputs])
+
+    def note(self, name: str, outputs: tuple[Shape, ...]) -> None:
+        self.moments.append(Moment(_short(name), self.ledger.live, outputs))
+
+    # ---- expressions
+
+    def value(self, node: ast.expr, names: Names) -> Any:
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name):
+                return names[name] if name in names else self.constants[name]
+            case ast.Tuple(elts=items):
+                return tuple(self.value(item, names) for item in items)
+            case ast.List(elts=items):
+                return [self.value(item, names) for item in items]
+            case ast.Subscript(value=whole, slice=index):
+                return self.value(whole, names)[self.value(index, names)]
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self.value(operand, names)
+            case ast.BinOp(left=left, op=sign, right=right):
+                return _ARITHMETIC[type(sign)](self.value(left, names), self.value(right, names))
+            case ast.Attribute(value=ast.Name(id="torch"), attr=name):
+                return getattr(torch, name)
+            case ast.Slice(lower=lower, upper=upper, step=None):
+                return slice(*(None if end is None else self.value(end, names) for end in (lower, upper)))
+            case ast.Call(func=ast.Attribute(value=owner, attr=verb)) if verb in _METHODS:
+                return self.ask(self.value(owner, names), node, names)
+            case ast.Call():
+                return self.call(node, names)
+        raise _unreadable(node)
+
+    def call(self, call: ast.Call, names: Names) -> Any:
+        """What a call returns. The names are those of the header that every such text begins with."""
+        name = ast.unparse(call.func)
+        arguments = [self.value(argument, names) for argument in call.args]
+        words = {word.arg: self.value(word.value, names) for word in call.keywords if word.arg}
+        function = self.function_of(name)
+        if function is not None:
+            return self.run(function, arguments.pop())
+        if name in _PURE:
+            return _PURE[name](*arguments, **words)
+        if name.startswith("empty_strided"):
+            return self.allocate(call, name, *arguments, **words)
+        if name.startswith(_LIBRARIES):
+            return self.operate(call, name, arguments, words)
+        if name.rpartition(".")[2] in _CHORES:
+            return None
+        raise _unreadable(call)
+
+    def ask(self, tensor: torch.Tensor, call: ast.Call, names: Names) -> torch.Tensor:
+        """What a method of a tensor returns: a view, or the sum of a workspace's parts."""
+        assert isinstance(call.func, ast.Attribute)
+        words = {word.arg: self.value(word.value, names) for word in call.keywords if word.arg}
+        arguments = [self.value(argument, names) for argument in call.args]
+        result: torch.Tensor = getattr(tensor, call.func.attr)(*arguments, **words)
+        if _key(result) not in self.ledger.known:
+            self.ledger.allocate(result)
+            self.note(call.func.attr, _shapes([result]))
+        return result
+
+    def function_of(self, name: str) -> str | None:
+        """The function of the text that a name calls: a subgraph, or a partition by its number."""
+        if name.startswith("self.partitions["):
+            return self.partitions[int(name.removeprefix("self.partitions[").removesuffix("]"))]
+        return name if name in self.functions else None
+
+    def allocate(
+        self, call: ast.Call, name: str, size: Shape, stride: Shape, dtype: Any = None, **options: Any
+    ) -> torch.Tensor:
+        place = options.get("device", name.removeprefix("empty_strided_"))
+        if place == "p2p":
+            raise _unreadable(call, "that memory is not the allocator's")
+        buffer = _empty(size, stride, dtype=dtype or options["dtype"])
+        self.ledger.allocate(buffer, counts=self.counts(place))
+        return buffer
+
+    def operate(self, call: ast.Call, name: str, arguments: list[Any], words: Names) -> Any:
+        """The results of an operator: the buffers it is told to write, or new ones."""
+        told = [
+            item for word, item in words.items() if word.startswith("out") and isinstance(item, torch.Tensor)
+        ]
+        if told:
+            result: Any = told[0] if len(told) == 1 else tuple(told)
+        else:
+            result = self.results(call, name, arguments, words)
+        self.note(name, _shapes(result if isinstance(result, (tuple, list)) else [result]))
+        return result
+
+    def results(self, call: ast.Call, name: str, arguments: list[Any], words: Names) -> Any:
+        places = [item.type for item in (*arguments, *words.values()) if isinstance(item, torch.device)]
+        try:
+            result = _operator(name)(
+                *map(_on_meta, arguments), **{word: _on_meta(words[word]) for word in words}
+            )
+        except Exception as error:
+            raise _unreadable(call, "the sizes of its results are not known") from error
+        for leaf in private("tree_leaves")(result):
+            if isinstance(leaf, torch.Tensor):
+                self.ledger.allocate(leaf, counts=all(map(self.counts, places)))
+        return result
+
+    def counts(self, place: str) -> bool:
+        """Whether memory of a place ("cuda", "cuda:0", "cpu_pinned") is on the device in question."""
+        return self.device is None or place.startswith(self.device)
+
+    # ---- inputs
+
+    def example_inputs(self) -> list[Any]:
+        """Inputs as the text's own benchmark makes them. Constants of the graph are made there as well."""
+        names: Names = {}
+        for line in self.functions["get_args"].body:
+            if isinstance(line, ast.Return) and line.value is not None:
+                return list(self.value(line.value, names))
+            if isinstance(line, ast.Global):
+                self.constants |= dict.fromkeys(line.names)
+            elif isinstance(line, ast.Assign):
+                self.make_example(line, names)
+        return []
+
+    def make_example(self, line: ast.Assign, names: Names) -> None:
+        try:
+            self.follow(line, names)
+        except UnreadableSourceError:
+            self.bind(line.targets[0], None, names)  # no tensor: a random generator, an object of the user's
+        for name in self.constants.keys() & names.keys():
+            self.constants[name] = names.pop(name)
+
+    def admit(self, examples: list[Any], inputs: Sequence[int | Handed]) -> None:
+        """Put inputs that share a storage into one, and tell the ledger of each storage's bytes."""
+        if len(inputs) != len(examples):
+            raise ValueError(f"the graph takes {len(examples)} inputs, and {len(inputs)} were described")
+        sharing: dict[Any, list[int]] = defaultdict(list)
+        for place, handed in enumerate(inputs):
+            sharing[handed.storage if isinstance(handed, Handed) else (place,)].append(place)
+        for places in sharing.values():
+            _share(examples, places)
+        sizes: dict[int, int] = defaultdict(int)
+        for tensor, handed in zip(examples, inputs, strict=True):
+            if isinstance(tensor, torch.Tensor):
+                size = handed.bytes if isinstance(handed, Handed) else handed
+                sizes[_key(tensor)] = max(size, sizes[_key(tensor)])
+        for place, tensor in enumerate(examples):
+            self.ledger.count = place
+            if isinstance(tensor, torch.Tensor) and _key(tensor) not in self.ledger.known:
+                self.ledger.enter(tensor, sizes[_key(tensor)])
+        self.ledger.count = len(examples)
+        for constant in self.constants.values():
+            if isinstance(constant, torch.Tensor):
+                self.ledger.enter(constant, 0)
+
+
+def _share(tensors: list[Any], places: list[int]) -> None:
+    """Lay the tensors at some places into one storage, the largest of theirs."""
+    if len(places) > 1:
+        size = max(tensors[place].untyped_storage().nbytes() for place in places)
+        home = _empty((size,), (1,), dtype=torch.uint8)
+        for place in places:
+            tensor = tensors[place]
+            tensors[place] = _from_pool(home, 0, tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _parsed(source: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except SyntaxError as error:
+        raise UnreadableSourceError("the text is not Python") from error
+
+
+def _of(kind: type[Node], nodes: Sequence[ast.AST]) -> list[Node]:
+    return [node for node in nodes if isinstance(node, kind)]
+
+
+def _partitions(tree: ast.Module) -> list[str]:
+    """The functions of `runner = Runner(partitions=[partition_0, ...])`."""
+    for line in _of(ast.Assign, tree.body):
+        match line.value:
+            case ast.Call(func=ast.Name(id="Runner"), keywords=[ast.keyword(value=ast.List(elts=names))]):
+                return [name.id for name in _of(ast.Name, names)]
+    return []
+
+
+def _unreadable(node: ast.AST, why: str = "no form that is known here") -> UnreadableSourceError:
+    text = ast.unparse(node).splitlines()[0]
+    return UnreadableSourceError(
+        f"line {getattr(node, 'lineno', '?')} of the compiled graph, `{text}`: {why}"
+    )
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _shapes(values: Sequence[Any]) -> tuple[Shape, ...]:
+    return tuple(tuple(value.shape) for value in values if isinstance(value, torch.Tensor))
+
+
+def _short(name: str) -> str:
+    for ending in (".run", ".generated_kernel", ".default"):
+        name = name.removesuffix(ending)
+    return name.removeprefix("torch.ops.")
+
+
+def _extent(size: Shape, stride: Shape) -> int:
+    """How many elements of a storage a tensor reaches over."""
+    return 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+
+
+def _elements(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes() // tensor.element_size()
+
+
+def _empty(size: Shape, stride: Shape, *, dtype: torch.dtype, device: str = "") -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device="meta")
+
+
+def _on_meta(argument: Any) -> Any:
+    return torch.device("meta") if isinstance(argument, torch.device) else argument
+
+
+def _from_pool(
+    pool: torch.Tensor, offset: int, dtype: torch.dtype, size: Shape, stride: Shape
+) -> torch.Tensor:
+    """A tensor somewhere in another one's storage; the offset is in bytes."""
+    empty = torch.empty(0, dtype=dtype, device="meta")
+    return empty.set_(pool.untyped_storage(), offset // empty.element_size(), size, stride)
+
+
+@functools.cache
+def _operator(name: str) -> Any:
+    """The operator of `torch.ops.aten.sort.stable`, `aten.index_put_` or `extern_kernels.convolution`."""
+    library, _, path = name.removeprefix("torch.ops.").partition(".")
+    namespace = {"extern_kernels": "aten", "inductor_ops": "inductor"}.get(library, library)
+    return operator.attrgetter(f"{namespace}.{path}")(torch.ops)
+
+
+_METHODS = ("as_strided", "sum", "view")
+_LIBRARIES = ("torch.ops.", "aten.", "extern_kernels.", "inductor_ops.", "_quantized.")
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+
+_PURE: dict[str, Callable[..., Any]] = {
+    "reinterpret_tensor": torch.as_strided,
+    "torch.as_strided": torch.as_strided,
+    "alloc_from_pool": _from_pool,
+    "rand_strided": _empty,
+    "device": torch.device,
+    "copy_if_misaligned": lambda tensor: tensor,  # only a view that the user cut himself can be misaligned
+    "max": max,
+    "min": min,
+}
+
+_CHORES = {
+    "assert_alignment",
+    "current_stream",
+    "end_graph",
+    "Event",
+    "get_external_object_by_index",
+    "get_raw_stream",
+    "range_pop",
+    "range_push",
+    "record",
+    "run_intermediate_hooks",
+    "set_device",
+    "start_graph",
+    "synchronize",
+}

@@ -1,0 +1,32 @@
+"""The operator that puts a value in memory: `lowtide::in_memory`.
+
+Inductor computes a cheap value anew inside every loop that reads it, instead of writing it down once. Where
+a plan counts on a value, so that what it is made from can be dropped, its node is followed by this operator,
+which does nothing but make Inductor write the value down.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from .._torch import private
+
+__all__ = ["in_memory"]
+
+
+@cache
+def in_memory() -> Any:
+    """The operator, made known to torch and to Inductor when it is first asked for."""
+    torch.library.define("lowtide::in_memory", "(Tensor(a) x) -> Tensor(a)")
+    torch.library.impl("lowtide::in_memory", "CompositeExplicitAutograd", torch.ops.aten.alias.default)
+    operator = torch.ops.lowtide.in_memory.default
+    private("register_lowering")(operator, type_promotion_kind=None)(_realized)
+    return operator
+
+
+def _realized(value: Any) -> Any:
+    value.realize()
+    return value

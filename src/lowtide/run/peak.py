@@ -1,0 +1,100 @@
+"""The peak of a compiled step, from what the texts of its two graphs hold in memory.
+
+The forward starts beside what is given: parameters, inputs, whatever else is on the device. The backward
+starts beside what the forward left and the tangents, and frees what was saved as it goes. What a library
+function takes for itself while it runs is not in the text: it is known from the prices of the ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import fx
+
+from ..allocator import rounded
+from ..graph import GIVEN_KINDS
+from ..lift import Lifted
+from .footprint import Footprint, Handed, Moment, footprint
+
+__all__ = ["step_peak"]
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def step_peak(
+    lifted: Lifted,
+    forward: str,
+    backward: str,
+    *,
+    outputs: int,
+    tangents: Iterable[fx.Node],
+    expected: Iterable[fx.Node],
+    device: torch.device,
+) -> int:
+    """The bytes that a step with these texts has on the device at most.
+
+    `outputs` counts the user's own results of the forward; of the tangents, only the expected ones come.
+    """
+    graph = lifted.graph
+
+    def booked(size: int) -> int:
+        return rounded(size, device)
+
+    kind = device.type
+    start = graph.fixed_bytes + sum(value.bytes for value in graph.values if value.kind in GIVEN_KINDS)
+    first = footprint(forward, rounded=booked, device=kind)
+    coming = [_Tangent.of(node, lifted, booked) if node in expected else _Tangent(0, 0) for node in tangents]
+    given = [*_saved(first, outputs), *(tangent.freed for tangent in coming)]
+    second = footprint(backward, inputs=given, rounded=booked, device=kind)
+    workspace = _workspaces(lifted)
+    behind = start + first.left + sum(tangent.bytes for tangent in coming)
+    return max(
+        start + _peak(first, workspace),
+        behind + graph.boundary,
+        behind + _peak(second, workspace),
+    )
+
+
+class _Tangent(NamedTuple):
+    """The gradient of an output: its bytes, and how many of them the backward can free."""
+
+    bytes: int
+    freed: int
+
+    @classmethod
+    def of(cls, node: fx.Node, lifted: Lifted, booked: Callable[[int], int]) -> _Tangent:
+        tensor = node.meta["val"]
+        size = booked(tensor.numel() * tensor.element_size())
+        return cls(size, size if lifted.graph.value[lifted.value_of[node]].droppable else 0)
+
+
+def _saved(forward: Footprint, outputs: int) -> list[int | Handed]:
+    """What the forward hands to the backward: nothing is freed of what the caller holds."""
+    theirs = {item.storage for item in forward.outputs[:outputs] if item is not None}
+    kept: list[int | Handed] = []
+    for item in forward.outputs[outputs:]:
+        kept.append(0 if item is None or item.storage in theirs else item)
+    return kept
+
+
+def _peak(found: Footprint, workspace: dict[tuple[str, Shapes], int]) -> int:
+    return max(found.peak, *(moment.bytes + _takes(moment, workspace) for moment in found.moments), 0)
+
+
+def _takes(moment: Moment, workspace: dict[tuple[str, Shapes], int]) -> int:
+    return workspace.get((moment.call.rpartition(".")[2], moment.outputs), 0)
+
+
+def _workspaces(lifted: Lifted) -> dict[tuple[str, Shapes], int]:
+    """What kernels of their own take while they run, by operator and shapes of the results."""
+    found: dict[tuple[str, Shapes], int] = {}
+    for op in lifted.graph.ops:
+        if op.workspace:
+            value = lifted.node_of[op.name].meta["val"]
+            items = value if isinstance(value, list | tuple) else [value]
+            shapes = tuple(tuple(item.shape) for item in items if isinstance(item, torch.Tensor))
+            key = (op.target.split(".")[1] if "." in op.target else op.target, shapes)
+            found[key] = max(found.get(key, 0), op.workspace)
+    return found

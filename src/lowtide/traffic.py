@@ -1,0 +1,65 @@
+"""What a fused loop moves: the bytes that it reads and writes in memory.
+
+Loops that stand together, with no kernel of its own between them, are compiled into few kernels, in which a
+value that one of them has read or written is at hand for the others. Only a reduction over many elements
+ends a kernel: whatever needs its result has to read everything again.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from .fusion import Fusing, type_of
+from .lift import Lifted
+from .nodes import tensors_of
+
+__all__ = ["is_long", "traffic"]
+
+_LONG = 16384  # elements per result: a reduction over more of them does not keep them at hand
+_GATHERS = ("aten.embedding", "aten.index", "aten.gather", "aten.index_select", "aten._unsafe_index")
+
+
+def traffic(lifted: Lifted, how: dict[str, Fusing]) -> dict[str, int]:
+    """The bytes that each loop and reduction moves, in program order."""
+    moved: dict[str, int] = {}
+    at_hand: set[str] = set()
+    ends: set[str] = set()
+    size = {value.name: value.bytes for value in lifted.graph.values}
+    for op in lifted.graph.ops:
+        if how[op.name] == "apart":
+            at_hand, ends = set(), set()
+            continue
+        if not ends.isdisjoint(op.reads):
+            at_hand, ends = set(), set()
+        nodes = [*lifted.inside[op.name], lifted.node_of[op.name]]
+        reads = {name: part for name, part in _read(lifted, nodes).items() if name not in at_hand}
+        moved[op.name] = sum(min(part, size[name]) for name, part in reads.items() if name in size)
+        moved[op.name] += sum(size[name] for name in op.writes)
+        at_hand.update(op.reads, op.writes)
+        if how[op.name] == "reduction" and is_long(lifted.node_of[op.name]):
+            ends.update(op.writes)
+    return moved
+
+
+def _read(lifted: Lifted, nodes: list[fx.Node]) -> dict[str, int]:
+    """The bytes that nodes read of each value: all of it, or the part that a view or a gather looks at."""
+    inside = {lifted.value_of[node] for node in nodes if node in lifted.value_of}
+    found: dict[str, int] = {}
+    for node in nodes:
+        for parent in node.all_input_nodes:
+            name = lifted.value_of.get(parent)
+            if name is not None and name not in inside:
+                gathered = type_of(node) in _GATHERS and parent is node.args[0]
+                found[name] = max(found.get(name, 0), _bytes(node if gathered else parent))
+    return found
+
+
+def _bytes(node: fx.Node) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(node))
+
+
+def is_long(node: fx.Node) -> bool:
+    """Whether a reduction runs over so many elements that its kernel ends with it."""
+    read = max((t.numel() for parent in node.all_input_nodes for t in tensors_of(parent)), default=0)
+    made = max((t.numel() for t in tensors_of(node)), default=1)
+    return read > _LONG * made

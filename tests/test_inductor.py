@@ -1,0 +1,200 @@
+"""The Inductor executor: fused kernels under a byte cap, on the CPU."""
+
+import copy
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide.errors import BudgetTooSmall, NothingToTrain, UnsupportedBackward
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler here")
+
+HUGE = 8 * 2**30
+
+
+class Blocks(nn.Module):
+    """LayerNorm, GELU, dropout and residual sums, with the loss inside."""
+
+    def __init__(self, layers=3, width=32, p=0.1):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
+        self.ups = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(layers))
+        self.downs = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(layers))
+        self.drop = nn.Dropout(p)
+
+    def forward(self, x):
+        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=True):
+            x = x + self.drop(down(nn.functional.gelu(up(norm(x)))))
+        return x.square().mean()
+
+
+class Convolutions(nn.Module):
+    """Convolutions with BatchNorm, max-pooling and a classifier's loss."""
+
+    def __init__(self):
+        super().__init__()
+        parts = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)]
+        parts += [nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()]
+        self.net = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+
+    def forward(self, x, target):
+        return nn.functional.cross_entropy(self.net(x), target)
+
+
+def step(model, batch, seed=1):
+    """Gradients, buffers and the random state behind a step."""
+    model.zero_grad()
+    torch.manual_seed(seed)
+    model(*batch).backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters()}
+    found |= {name: buffer.clone() for name, buffer in model.named_buffers()}
+    return {**found, "random state": torch.get_rng_state()}
+
+
+def capped(model, batch, budget, **options):
+    """A fresh copy under a cap, what its second step gives, its plan and its measured peak."""
+    model = copy.deepcopy(model)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    lowtide.cap(model, budget, executor="inductor", **options)
+    step(model, batch)
+    model.zero_grad()
+    peak = lowtide.measure(lambda: model(*batch).backward(), device="cpu").peak
+    for name, buffer in model.named_buffers():
+        buffer.data.copy_(before[name])
+    return model, step(model, batch), peak
+
+
+MODELS = {
+    "blocks": lambda: (Blocks(), (torch.rand(256, 32),)),
+    "convolutions": lambda: (Convolutions(), (torch.rand(4, 3, 32, 32), torch.tensor([0, 1, 2, 3]))),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_cap_holds_and_changes_nothing_but_rounding(name):
+    torch.manual_seed(0)
+    model, batch = MODELS[name]()
+    whole, right, most = capped(model, batch, HUGE)
+    assert lowtide.plan_of(whole).peak == most
+    budget, peak = "min", 0
+    for _ in range(2):
+        small, found, peak = capped(model, batch, budget)
+        assert lowtide.plan_of(small).peak == peak < most
+        assert budget == "min" or peak <= budget
+        assert found.keys() == right.keys()
+        for key, value in right.items():
+            torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-6)
+        budget = (peak + most) // 2
+
+
+def test_recomputed_dropout_has_the_mask_of_the_forward():
+    torch.manual_seed(0)
+    weight = torch.ones(64, 64, requires_grad=True)
+
+    def step(x):
+        """Each output is the mask itself, so that the gradient shows which mask the backward saw."""
+        for _ in range(3):
+            x = nn.functional.dropout(x * weight, 0.5)
+        return x.sum()
+
+    small = lowtide.cap(step, "min", executor="inductor")
+    x = torch.ones(64, 64, requires_grad=True)
+    loss = small(x)
+    loss.backward()
+    kept = x.grad > 0  # 8 where all three masks let through, which is what the sum counts
+    assert loss.item() == 8 * kept.sum().item()
+    assert set(x.grad.unique().tolist()) == {0.0, 8.0}
+
+
+def test_batch_norm_statistics_are_updated_once():
+    model, batch = MODELS["convolutions"]()
+    plain = copy.deepcopy(model)
+    lowtide.cap(model, "min", executor="inductor")
+    for one in (plain, model):
+        one(*batch).backward()
+    for (name, right), (_, found) in zip(plain.named_buffers(), model.named_buffers(), strict=True):
+        torch.testing.assert_close(found, right, msg=name)
+
+
+def test_what_chooses_runs_once_in_the_plan():
+    net = nn.Linear(16, 16)
+
+    def route(x):
+        scores = net(x).softmax(-1)
+        weight, place = scores.topk(2, dim=-1)
+        return (weight * x.gather(1, place)).sum()
+
+    x = torch.rand(32, 16)
+    small = lowtide.cap(route, "min", executor="inductor")
+    small(x).backward()
+    plan = lowtide.plan_of(small)
+    assert [op for op in plan.graph.ops if "topk" in op.target and op.kind == "pinned"]
+
+
+def test_each_shape_has_a_plan_of_its_own():
+    model = Blocks(layers=1)
+    lowtide.cap(model, "90%", executor="inductor")
+    peaks = []
+    for rows in (128, 256):
+        model(torch.rand(rows, 32)).backward()
+        model.zero_grad()
+        peaks.append(lowtide.plan_of(model).peak)
+    assert peaks[0] < peaks[1]
+
+
+def test_a_budget_below_the_smallest_peak_is_refused_and_nothing_is_lost():
+    model, batch = MODELS["blocks"]()
+    before = copy.deepcopy(model.state_dict())
+    lowtide.cap(model, "64KiB", executor="inductor")
+    with pytest.raises(BudgetTooSmall, match="smallest feasible peak"):
+        model(*batch)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_what_cannot_be_trained_is_refused():
+    with pytest.raises(NothingToTrain):
+        lowtide.cap(lambda x: x.exp().sum(), "1MiB", executor="inductor")(torch.rand(4))
+
+
+def test_a_gradient_that_was_not_planned_for_is_refused():
+    net = nn.Linear(8, 8)
+    small = lowtide.cap(lambda x: (net(x).sum(), net(x)), "1MiB", executor="inductor")
+    loss, logits = small(torch.rand(4, 8))
+    with pytest.raises(UnsupportedBackward, match="differentiate"):
+        (loss + logits.sum()).backward()
+
+
+def test_gradients_that_are_there_already_count():
+    model, batch = MODELS["blocks"]()
+    lowtide.cap(model, HUGE, executor="inductor")
+    model(*batch).backward()
+    once = lowtide.plan_of(model).peak
+    peak = lowtide.measure(lambda: model(*batch).backward(), device="cpu").peak
+    assert lowtide.plan_of(model).peak == peak > once
+
+
+def test_the_backend_takes_the_executor_too():
+    model, batch = MODELS["blocks"]()
+    options = {"budget": HUGE, "executor": "inductor"}
+    loss = torch.compile(model, backend="lowtide", options=options)(*batch)
+    loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_plan_without_running_says_what_fuses():
+    model, batch = MODELS["blocks"]()
+    fused, single = (lowtide.plan(model, *batch, executor=name) for name in ("inductor", "eager"))
+    wide = 256 * 128 * 4
+
+    def written(plan, target):
+        ops = [op for op in plan.graph.ops if target in op.target and op.phase == "backward"]
+        return [op for op in ops if plan.graph.value[op.writes[0]].bytes == wide]
+
+    assert len(written(single, "gelu_backward")) == 3
+    assert all(op.takes for op in written(fused, "mul"))  # one loop each, in the place of what it reads
+    assert len(written(fused, "mul")) == 3
