@@ -682,3 +682,24 @@ def test_control_flow_is_refused(without_kernels):
     for graph in watched_step(Step(branch, nn.Linear(16, 16)), [torch.ones(8, 16)]):
         with pytest.raises(UnreadableSourceError, match=r"if .*item"):
             footprint(graph.source)
+
+
+def test_the_parts_of_a_workspace_are_summed():
+    source = """
+def call(args):
+    arg0, = args
+    args.clear()
+    workspace_0 = empty_strided_cuda((2048, ), (1, ), torch.float32)
+    triton_per_fused_0.run(arg0, workspace_0, 1, stream=stream0)
+    buf1 = workspace_0[0 * 1024:(0 + 1) * 1024].view(32, 32).sum(dim=0)
+    del workspace_0
+    return (buf1, )
+
+
+def get_args():
+    arg0 = rand_strided((4, ), (1, ), device='cuda:0', dtype=torch.float32)
+    return [arg0]
+"""
+    found = footprint(source)
+    assert [moment.call for moment in found.moments] == ["triton_per_fused_0", "sum"]
+    assert (found.peak, found.left) == (8192 + 128, 128)

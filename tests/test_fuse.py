@@ -81,6 +81,7 @@ def test_a_dropout_mask_is_kept_or_drawn_again_but_not_inside_every_loop():
         lambda x: x.topk(3, dim=1).values,
         lambda x: x.sort(dim=1).values[:, :3],
         lambda x: x[:, (x.sum(0) > 0).long()],
+        lambda x: x.amax(1),
     ],
 )
 def test_what_chooses_runs_once(choose):

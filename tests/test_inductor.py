@@ -186,6 +186,12 @@ def test_the_backend_takes_the_executor_too():
     assert all(p.grad is not None for p in model.parameters())
 
 
+def test_verify_compares_with_the_same_executor():
+    found = lowtide.verify(Blocks(layers=1), torch.rand(64, 32), budget=HUGE, executor="inductor")
+    assert found
+    assert "same executor" in str(found)
+
+
 def test_a_plan_without_running_says_what_fuses():
     model, batch = MODELS["blocks"]()
     fused, single = (lowtide.plan(model, *batch, executor=name) for name in ("inductor", "eager"))

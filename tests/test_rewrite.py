@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import fx, nn
 
+import lowtide
 from lowtide import batchnorm
 from lowtide.rewrite import (
     drop_copies,
@@ -329,3 +330,10 @@ def test_step_with_a_loss_is_pruned_to_its_loss():
     _, trace = lifted(Logits(), torch.randn(6, 4), differentiate="all")
     assert trace.expected == trace.tangents
     assert all(tangent.users for tangent in trace.tangents)
+
+
+def test_views_of_one_output_have_tangents_of_their_own():
+    net = torch.nn.Linear(8, 16)
+    graph = lowtide.plan(lambda x: net(x).chunk(2, 1), torch.ones(4, 8)).graph
+    tangents = [value for value in graph.values if value.kind == "tangent"]
+    assert len(tangents) == 2

@@ -62,7 +62,7 @@ def fusing(node: fx.Node) -> Fusing:
 
 
 def steers(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose result is a choice: whole numbers, or masks that become some, made from reals.
+    """The nodes whose result is a choice: whole numbers, masks that become some, or equality, of reals.
 
     A kernel that is fused differently may round its input differently, and then choose differently; so these
     never run again.
@@ -82,6 +82,8 @@ def _turns_whole(user: fx.Node, steering: set[fx.Node]) -> bool:
 
 
 def _is_choice(node: fx.Node) -> bool:
+    if type_of(node) in ("aten.eq", "aten.ne") and len(_reals(node)) > 1:
+        return True  # as in the backward of a maximum: which elements are it?
     seeds = any(
         word in type_of(node) for word in ("attention", "batch_norm")
     )  # their integers choose nothing
@@ -107,8 +109,11 @@ def _whole(tensor: torch.Tensor) -> bool:
 
 
 def _reads_reals(node: fx.Node) -> bool:
+    return bool(_reals(node))
+
+
+def _reals(node: fx.Node) -> list[torch.Tensor]:
     if node.op != "call_function" or is_item(node):
-        return False
-    return any(
-        tensor.dtype.is_floating_point for parent in node.all_input_nodes for tensor in tensors_of(parent)
-    )
+        return []
+    read = [tensor for parent in node.all_input_nodes for tensor in tensors_of(parent)]
+    return [tensor for tensor in read if tensor.dtype.is_floating_point]

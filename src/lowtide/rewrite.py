@@ -20,6 +20,7 @@ __all__ = [
     "look_through_views",
     "prune_tangents",
     "remove_dead",
+    "separate_tangents",
     "stack_selected",
 ]
 
@@ -86,6 +87,21 @@ def _is_view(node: fx.Node) -> bool:
     schema = getattr(node.target, "_schema", None)
     first = schema.arguments[0].alias_info if schema and schema.arguments else None
     return first is not None and not first.is_write
+
+
+def separate_tangents(tangents: Sequence[fx.Node]) -> None:
+    """Give each tangent a storage of its own: those of views of one output are traced as views of one."""
+    seen: set[int] = set()
+    for node in tangents:
+        old = node.meta["val"]
+        if storage_of(old) in seen:
+            with old.fake_mode:
+                node.meta["val"] = torch.empty_strided(
+                    old.shape, old.stride(), dtype=old.dtype, device=old.device
+                )
+            for user in node.users:
+                _look_anew(user, old)
+        seen.add(storage_of(node.meta["val"]))
 
 
 def drop_idle_views(graph: fx.Graph) -> None:

@@ -33,6 +33,7 @@ from .rewrite import (
     look_through_views,
     prune_tangents,
     remove_dead,
+    separate_tangents,
     stack_selected,
 )
 
@@ -91,6 +92,7 @@ def make_trace(
     if tokens < 0:  # it merged inputs, so what is known of each does not apply
         roles, leaves, accumulating, tokens = [], frozenset(), frozenset(), len(primals)
     roles = [*("input" for _ in primals[:tokens]), *roles]
+    separate_tangents(tangents)
     expected = _expected(tangents, differentiate)
     device = _device_of(primals)
     if compiled:

@@ -46,7 +46,11 @@ class Backward:
 
 
 class CompiledBackward:
-    """A compiled backward: of the gradients that do not come it is given zeros, as torch.compile does."""
+    """A compiled backward: of the gradients that do not come it is given zeros, as torch.compile does.
+
+    For those that are not expected, and that it does not read, it is given tensors without bytes: before
+    torch 2.13 the generated code looks at the sizes of all its arguments.
+    """
 
     def __init__(
         self, run: Callable[[list[Any]], Any], expected: tuple[bool, ...], tangents: list[torch.Tensor]
@@ -54,6 +58,7 @@ class CompiledBackward:
         self.run = run
         self.expected = expected
         self.tangents = [(t.shape, t.stride(), t.dtype, t.device) for t in tangents]
+        self.hollow = {index: self.made_hollow(index) for index, wanted in enumerate(expected) if not wanted}
 
     def boxed(self, *, behind: Callable[[], None]) -> Callable[[list[Any]], Any]:
         """The function of the backward; `behind` is called when it has run."""
@@ -62,14 +67,24 @@ class CompiledBackward:
             refuse_second_backward()
             first = len(args) - len(self.expected)
             for index in missing_tangents(args, self.expected):
-                shape, stride, dtype, device = self.tangents[index]
-                zeros = torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
-                args[first + index] = zeros
+                args[first + index] = self.made(index).zero_()
+            for index, nothing in self.hollow.items():
+                args[first + index] = nothing
             results = self.run(args)
             behind()
             return results
 
         return boxed(backward)
+
+    def made(self, index: int) -> torch.Tensor:
+        shape, stride, dtype, device = self.tangents[index]
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+    def made_hollow(self, index: int) -> torch.Tensor:
+        with private("without_modes")():
+            tensor = self.made(index)
+            tensor.untyped_storage().resize_(0)
+        return tensor
 
 
 def refuse_second_backward() -> None:

@@ -264,7 +264,9 @@ class _Reader:
                 return getattr(torch, name)
             case ast.Slice(lower=lower, upper=upper, step=None):
                 return slice(*(None if end is None else self.value(end, names) for end in (lower, upper)))
-            case ast.Call(func=ast.Attribute(value=owner, attr=verb)) if verb in _METHODS:
+            case ast.Call(func=ast.Attribute(value=owner, attr=verb)) if verb in _METHODS and _is_tensor(
+                owner
+            ):
                 return self.ask(self.value(owner, names), node, names)
             case ast.Call():
                 return self.call(node, names)
@@ -418,6 +420,11 @@ def _partitions(tree: ast.Module) -> list[str]:
             case ast.Call(func=ast.Name(id="Runner"), keywords=[ast.keyword(value=ast.List(elts=names))]):
                 return [name.id for name in _of(ast.Name, names)]
     return []
+
+
+def _is_tensor(owner: ast.expr) -> bool:
+    """Whether a method is one of a tensor's: `torch.as_strided` is a function."""
+    return not (isinstance(owner, ast.Name) and owner.id == "torch")
 
 
 def _unreadable(node: ast.AST, why: str = "no form that is known here") -> UnreadableSourceError:
