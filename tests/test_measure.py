@@ -1,5 +1,6 @@
 """The tracker of live storages against counts by hand."""
 
+import sys
 import textwrap
 
 import pytest
@@ -243,6 +244,24 @@ def test_generated_code_is_as_it_was_afterwards(x):
     loaded = [[getattr(module, name) for name in aliases] for module in generated_modules()]
     assert len(loaded) > 1
     assert all(functions == before for functions in loaded)
+
+
+def test_code_that_was_away_while_a_measure_ended_counts_again():
+    from torch._inductor.codecache import PyCodeCache
+
+    call = generated(f"return ({BUFFER}, 3)")
+    (module,) = {module for module in generated_modules() if getattr(module, "call", None) is call}
+    listed = PyCodeCache.modules
+    place = listed.index(module)
+
+    def goes_away():
+        del listed[place], sys.modules[module.__name__]
+
+    measure(goes_away, device="cpu")
+    listed.insert(place, module)
+    sys.modules[module.__name__] = module
+    assert peak(lambda: call([])) == BYTES
+    assert module.empty_strided_cpu is private("guards")._empty_strided_cpu
 
 
 def test_nested_measures_of_generated_code():

@@ -2,7 +2,8 @@
 
 torch.compile's front end hands the whole step (or, with graph breaks, a piece of it) to `Piece`, which sends
 it through AOTAutograd. At the partitioner's place in that pipeline stands the road of the design: trace,
-lift, price, solve, lower. What AOTAutograd runs afterwards are the two functions of the eager executor.
+lift, price, solve, lower. What AOTAutograd runs afterwards are the two functions of the eager executor, or of
+Inductor, in whose own pipeline the partitioner has the same place.
 """
 
 from __future__ import annotations

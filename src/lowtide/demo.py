@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from . import cap, measure, plan, plan_of
-from .graph import GIVEN_KINDS
 from .plan import Plan
 from .report.text import text
 from .units import format_bytes
@@ -127,7 +126,7 @@ def gradients(model: nn.Module, batch: tuple[Tensor, Tensor]) -> list[Tensor]:
 
 def budget_for(vanilla: Plan, share: float) -> int:
     """A cap that leaves activations and gradients a share of what they take uncapped."""
-    given = sum(value.bytes for value in vanilla.graph.values if value.kind in GIVEN_KINDS)
+    given = vanilla.graph.given_bytes
     return int(given + share * (vanilla.peak - given))
 
 

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import fx
 
 from .fusion import fusing, steers, type_of
 from .graph import Graph, Op, OpKind
+from .kernels import Group, Kernels
 from .lift import Lifted
-from .nodes import has_effect, tensors_of
+from .nodes import has_effect
 from .trace import Trace
-from .traffic import is_long, traffic
+from .traffic import traffic
 
 __all__ = ["fuse"]
 
@@ -56,23 +56,19 @@ class _Fusing:
         self.choices = {node.name for node in steers(trace.graph)}
         self.place = {op.name: index for index, op in enumerate(self.graph.ops)}
         self.readers = _readers(self.graph)
-        self.window = self.windows()
-        self.group = self.groups()
-        self.members: dict[tuple[int, int], list[Op]] = {}
-        for op in self.graph.ops:
-            self.members.setdefault(self.group[op.name], []).append(op)
+        self.kernels = Kernels(lifted, self.how)
+        self.draws = {op.name for op in self.graph.ops if type_of(lifted.node_of[op.name]) in _DRAWS}
         self.expression: dict[str, _Expression] = {}
         self.inline: set[str] = set()
 
     def fused(self) -> Lifted:
-        self.draws = {op.name for op in self.graph.ops if type_of(self.lifted.node_of[op.name]) in _DRAWS}
         for op in self.graph.ops:
             self.expression[op.name] = self.express(op)
             if self.may_inline(op) and self.is_worth_it(op):
                 self.inline.add(op.name)
         for op in self.graph.ops:
-            if self.how[op.name] == "reduction" and is_long(self.lifted.node_of[op.name]):
-                self.take_in_what_is_free(self.expression[op.name], self.read_beside(op))
+            if self.kernels.ends_kernel(op):
+                self.take_in_what_is_free(self.expression[op.name], beside=self.kernels.alike(op))
         kernels = [self.kernel(op) for op in self.graph.ops if op.name not in self.inline]
         ops = self.early(self.needed(kernels))
         written = {name for op in ops for name in op.writes}
@@ -102,10 +98,11 @@ class _Fusing:
         made.inside.update(inner.inside)
         made.inside[writer.name] = None
 
-    def take_in_what_is_free(self, made: _Expression, beside: Iterable[str] = ()) -> None:
-        """Compute values in memory anew where all that this reads is read anyway, here or beside."""
+    def take_in_what_is_free(self, made: _Expression, *, beside: Iterable[Op] = ()) -> None:
+        """Compute values in memory anew where all that this reads is read anyway, here or by ops beside."""
+        others = {name for op in beside for name in self.expression[op.name].reads}
         for name in list(made.reads):
-            there = {*beside, *made.reads} - {name}
+            there = {*others, *made.reads} - {name}
             inside = self.expression[self.graph.writer[name].name].inside if name in self.graph.writer else {}
             if self.is_free(name, there) and len(made.inside) + len(inside) < _MOST_INSIDE:
                 del made.reads[name]
@@ -132,7 +129,7 @@ class _Fusing:
         """Whether reading what an op reads costs no more than reading its result."""
         (name,) = op.writes
         readers = self.readers.get(name, [])
-        near = all(self.window[reader.name] == self.window[op.name] for reader in readers)
+        near = not self.is_read_later(op)
         if near and len(readers) == 1:
             return not self.is_narrow(op, readers[0])
         if self.draws_inside(op):
@@ -149,36 +146,29 @@ class _Fusing:
     def is_narrow(self, op: Op, reader: Op) -> bool:
         """Whether a value should be kept rather than a wider one that only it makes and others read later."""
         name, wider = op.writes[0], reader.writes[0] if reader.writes else ""
-        later = any(self.window[other.name] != self.window[op.name] for other in self.readers.get(wider, []))
-        return later and self.size[name] < self.size[wider]
+        return bool(wider) and self.is_read_later(reader) and self.size[name] < self.size[wider]
 
     def inlined_traffic(self, op: Op, reads: list[str]) -> int:
         """What the kernels that read an op's result read more when they compute it themselves."""
-        groups = {self.group[reader.name] for reader in self.readers[op.writes[0]]}
-        return sum(self.read_for(op, reads, group) for group in groups)
+        return sum(self.read_for(op, reads, group) for group in self.reading_groups(op))
 
     def written_traffic(self, op: Op, reads: list[str]) -> int:
         """What it takes to compute a result once, write it, and read it in each other kernel."""
-        own = self.group[op.name]
-        groups = {self.group[reader.name] for reader in self.readers[op.writes[0]]}
-        return self.read_for(op, reads, own) + self.size[op.writes[0]] * len({own, *groups})
+        own = self.kernels.group[op.name]
+        return self.read_for(op, reads, own) + self.size[op.writes[0]] * len({own, *self.reading_groups(op)})
 
-    def read_for(self, op: Op, reads: list[str], group: tuple[int, int]) -> int:
+    def reading_groups(self, op: Op) -> set[Group]:
+        return {self.kernels.group[reader.name] for reader in self.readers[op.writes[0]]}
+
+    def read_for(self, op: Op, reads: list[str], group: Group) -> int:
         """The bytes of an op's reads that a kernel neither reads anyway nor can compute from what it does."""
         there = self.read_in(group, op)
         return sum(self.size[name] for name in reads if name not in there and not self.is_free(name, there))
 
-    def read_beside(self, op: Op) -> set[str]:
-        """What other reductions over the same shapes read: they run in one kernel."""
-        alike = [
-            other for other in self.members[self.group[op.name]] if self.shapes(other) == self.shapes(op)
-        ]
-        return {name for other in alike if other is not op for name in self.expression[other.name].reads}
-
-    def read_in(self, group: tuple[int, int], but: Op) -> set[str]:
+    def read_in(self, group: Group, but: Op) -> set[str]:
         """What the ops of a kernel read, one of them left out."""
         found: set[str] = set()
-        for op in self.members[group]:
+        for op in self.kernels.members[group]:
             for name in op.reads if op is not but else ():
                 writer = self.graph.writer.get(name)
                 if writer is not None and writer.name in self.inline:
@@ -186,14 +176,6 @@ class _Fusing:
                 elif writer is not but:
                     found.add(name)
         return found
-
-    def shapes(self, op: Op) -> tuple[Any, ...]:
-        """What two ops have in common that surely run in one kernel."""
-        node = self.lifted.node_of[op.name]
-        read = max(
-            (tensor.numel() for parent in node.all_input_nodes for tensor in tensors_of(parent)), default=0
-        )
-        return (self.how[op.name], read, [tensor.shape for tensor in tensors_of(node)])
 
     def is_free(self, name: str, there: set[str]) -> bool:
         """Whether a kernel that reads some values can compute this one from them."""
@@ -208,19 +190,6 @@ class _Fusing:
     def large(self, reads: Iterable[str], beside: str) -> list[str]:
         """The reads that count beside a value: not those that are much smaller."""
         return [read for read in reads if self.size[read] * _MUCH > self.size[beside]]
-
-    def groups(self) -> dict[str, tuple[int, int]]:
-        """Tells the kernels of a window apart: what needs the result of a long reduction runs behind it."""
-        group: dict[str, tuple[int, int]] = {}
-        for op in self.graph.ops:
-            window, depth = self.window[op.name], 0
-            for name in op.reads:
-                writer = self.graph.writer.get(name)
-                if writer is not None and self.window[writer.name] == window:
-                    ends = self.how[writer.name] == "reduction" and is_long(self.lifted.node_of[writer.name])
-                    depth = max(depth, group[writer.name][1] + ends)
-            group[op.name] = (window, depth)
-        return group
 
     def needed(self, ops: list[Op]) -> list[Op]:
         """The ops without those that every reader now computes for itself."""
@@ -267,16 +236,9 @@ class _Fusing:
         return frozenset(op.name for op in much if self.how[op.name] == "loop" or self.is_read_later(op))
 
     def is_read_later(self, op: Op) -> bool:
-        readers = self.readers.get(op.writes[0], [])
-        return any(self.window[reader.name] != self.window[op.name] for reader in readers)
-
-    def windows(self) -> dict[str, int]:
-        """Numbers the stretches of the step between two kernels of their own: within one, loops fuse."""
-        window, count = {}, 0
-        for op in self.graph.ops:
-            count += self.how[op.name] == "apart"
-            window[op.name] = count
-        return window
+        """Whether some reader of what an op writes stands behind a kernel of its own."""
+        window = self.kernels.window
+        return any(window[reader.name] != window[op.name] for reader in self.readers.get(op.writes[0], []))
 
     def kernel(self, op: Op) -> Op:
         made = self.expression[op.name]

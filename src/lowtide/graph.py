@@ -159,6 +159,11 @@ class Graph:
         return sum(self.fixed.values())
 
     @property
+    def given_bytes(self) -> int:
+        """Bytes of the values that are there before the step: parameters, buffers, inputs."""
+        return sum(value.bytes for value in self.values if value.kind in GIVEN_KINDS)
+
+    @property
     def seconds(self) -> float:
         """Seconds of running every op once."""
         return sum(op.seconds for op in self.ops)

@@ -124,14 +124,7 @@ class _Lowering:
     def compute_inside(self, op: str) -> None:
         """Copies of the nodes that a fused op computes on the way; only this op sees them."""
         for inner in self.lifted.inside.get(op, ()):
-            copy = self.side.graph.call_function(
-                inner.target,  # type: ignore[arg-type]
-                fx.map_arg(inner.args, self.find),
-                fx.map_arg(inner.kwargs, self.find),
-                name=inner.name,
-            )
-            copy.meta = dict(inner.meta)
-            self.side.inside[self.lifted.value_of[inner]] = {inner: copy}
+            self.side.inside[self.lifted.value_of[inner]] = {inner: self.copied(inner)}
 
     def call(self, op: str, origin: fx.Node) -> fx.Node:
         graph = self.side.graph
@@ -181,6 +174,10 @@ class _Lowering:
         root = self.lifted.root_of.get(self.lifted.value_of.get(node, ""))
         if root is node or root is None:
             raise AssertionError(f"{node} is not there: the simulator should have refused this schedule")
+        return self.copied(node)
+
+    def copied(self, node: fx.Node) -> fx.Node:
+        """The same call on what stands for its arguments now."""
         args = fx.map_arg(node.args, self.find)
         kwargs = fx.map_arg(node.kwargs, self.find)
         copy = self.side.graph.call_function(node.target, args, kwargs, name=node.name)  # type: ignore[arg-type]

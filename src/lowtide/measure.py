@@ -176,16 +176,16 @@ def _telling(name: str, alias: str, tell: Callable[[tuple[Any, ...], Any], None]
         return result
 
     setattr(home, name, telling)
-    _exchange(alias, silent, telling)
+    _give_generated_code(alias, telling)
     try:
         yield
     finally:
         measuring = False
         setattr(home, name, silent)
-        _exchange(alias, telling, silent)
+        _give_generated_code(alias, silent)
 
 
-def _exchange(alias: str, old: Any, new: Any) -> None:
+def _give_generated_code(alias: str, function: Any) -> None:
     for module in generated_modules():
-        if getattr(module, alias, None) is old:
-            setattr(module, alias, new)
+        if hasattr(module, alias):  # whatever stands there: a module may have been away and come back
+            setattr(module, alias, function)

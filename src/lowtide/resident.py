@@ -8,7 +8,7 @@ import torch
 
 from .allocator import rounded
 from .errors import LowtideError
-from .graph import GIVEN_KINDS, Graph
+from .graph import Graph
 
 __all__ = ["fixed_bands", "optimizer_bytes"]
 
@@ -22,8 +22,7 @@ def fixed_bands(graph: Graph, device: torch.device, optimizer: Any, *, present: 
     held, coming = optimizer_bytes(optimizer, device) if optimizer is not None else (0, 0)
     bands = {"optimizer": held + coming}
     if present and device.type == "cuda":
-        given = sum(value.bytes for value in graph.values if value.kind in GIVEN_KINDS)
-        bands["other"] = max(torch.cuda.memory_allocated(device) - given - held, 0)
+        bands["other"] = max(torch.cuda.memory_allocated(device) - graph.given_bytes - held, 0)
     return {name: size for name, size in bands.items() if size}
 
 

@@ -60,9 +60,7 @@ def _look_anew(node: fx.Node, old: torch.Tensor) -> None:
     """Derive the fake tensors of a view again, and of views of it, after what it looks at was replaced."""
     if node.op != "call_function" or all(storage_of(t) != storage_of(old) for t in tensors_of(node)):
         return
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda parent: parent.meta["val"])
-    with old.fake_mode:  # type: ignore[attr-defined]
-        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+    _derive(node, old)
     for user in node.users:
         _look_anew(user, old)
 
@@ -77,9 +75,14 @@ def look_through_views(graph: fx.Graph) -> None:
         if isinstance(value, torch.Tensor) and all(
             storage_of(t) != storage_of(value) for t in tensors_of(node)
         ):
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda parent: parent.meta["val"])
-            with value.fake_mode:  # type: ignore[attr-defined]
-                node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+            _derive(node, value)
+
+
+def _derive(node: fx.Node, source: torch.Tensor) -> None:
+    """Make a node's fake tensors from those of its arguments."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda parent: parent.meta["val"])
+    with source.fake_mode:  # type: ignore[attr-defined]
+        node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _is_view(node: fx.Node) -> bool:

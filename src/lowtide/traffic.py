@@ -13,7 +13,7 @@ from .fusion import Fusing, type_of
 from .lift import Lifted
 from .nodes import tensors_of
 
-__all__ = ["is_long", "traffic"]
+__all__ = ["elements_read", "is_long", "traffic"]
 
 _LONG = 16384  # elements per result: a reduction over more of them does not keep them at hand
 _GATHERS = ("aten.embedding", "aten.index", "aten.gather", "aten.index_select", "aten._unsafe_index")
@@ -60,6 +60,10 @@ def _bytes(node: fx.Node) -> int:
 
 def is_long(node: fx.Node) -> bool:
     """Whether a reduction runs over so many elements that its kernel ends with it."""
-    read = max((t.numel() for parent in node.all_input_nodes for t in tensors_of(parent)), default=0)
     made = max((t.numel() for t in tensors_of(node)), default=1)
-    return read > _LONG * made
+    return elements_read(node) > _LONG * made
+
+
+def elements_read(node: fx.Node) -> int:
+    """The elements of the largest tensor that a node reads."""
+    return max((t.numel() for parent in node.all_input_nodes for t in tensors_of(parent)), default=0)

@@ -18,10 +18,7 @@ is that of the sizes the graph was compiled with.
 from __future__ import annotations
 
 import ast
-import functools
 import math
-import operator
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,11 +28,26 @@ import torch
 
 from .._torch import private
 from ..errors import LowtideError
+from ..nodes import storage_of
+from .calls import (
+    ARITHMETIC,
+    CHORES,
+    LIBRARIES,
+    METHODS,
+    PURE,
+    Shape,
+    elements,
+    empty,
+    extent,
+    find_operator,
+    from_pool,
+    on_meta,
+)
+from .ledger import Handed, Ledger
 
 __all__ = ["Footprint", "Handed", "Moment", "UnreadableSourceError", "compiled_source", "footprint"]
 
 Names = dict[str, Any]
-Shape = tuple[int, ...]
 Node = TypeVar("Node", bound=ast.AST)
 
 
@@ -54,18 +66,6 @@ class Moment:
     call: str
     bytes: int
     outputs: tuple[Shape, ...] = ()
-
-
-@dataclass(frozen=True)
-class Handed:
-    """A tensor that a graph is given or gives back: which storage it lies in, and that storage's bytes.
-
-    Equal numbers are the same storage. Among a footprint's outputs, a number below the number of inputs is
-    the storage of the input at that place.
-    """
-
-    storage: int
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -104,45 +104,20 @@ def footprint(
     storage are told by `Handed`: what the forward handed out is what its backward is given. `rounded` is what
     the allocator makes of a request.
     """
-    ledger = _Ledger(rounded)
+    ledger = Ledger(rounded)
     with private("without_modes")(), torch.no_grad():
         reader = _Reader(_parsed(source), ledger, device)
         outputs = reader.read(inputs)
-        handed = (ledger.known[_key(item)] if isinstance(item, torch.Tensor) else None for item in outputs)
+        handed = (
+            ledger.known[storage_of(item)] if isinstance(item, torch.Tensor) else None for item in outputs
+        )
         return Footprint(tuple(reader.moments), ledger.peak, ledger.live, tuple(handed))
-
-
-class _Ledger:
-    """Counts the bytes of storages for as long as they live."""
-
-    def __init__(self, rounded: Callable[[int], int]) -> None:
-        self.rounded = rounded
-        self.known: dict[int, Handed] = {}
-        self.count = 0
-        self.live = 0
-        self.peak = 0
-
-    def allocate(self, tensor: torch.Tensor, *, counts: bool = True) -> None:
-        """A storage that the graph makes, unless it is known already."""
-        if _key(tensor) not in self.known:
-            size = self.rounded(tensor.untyped_storage().nbytes()) if counts else 0
-            self.enter(tensor, size)
-            self.live += size
-            self.peak = max(self.peak, self.live)
-
-    def enter(self, tensor: torch.Tensor, size: int) -> None:
-        self.known[_key(tensor)] = Handed(self.count, size)
-        self.count += 1
-        weakref.finalize(tensor.untyped_storage(), self.leave, _key(tensor))
-
-    def leave(self, key: int) -> None:
-        self.live -= self.known.pop(key).bytes
 
 
 class _Reader:
     """Follows the text of one compiled graph, line by line."""
 
-    def __init__(self, tree: ast.Module, ledger: _Ledger, device: str | None) -> None:
+    def __init__(self, tree: ast.Module, ledger: Ledger, device: str | None) -> None:
         self.ledger = ledger
         self.device = device
         self.moments: list[Moment] = []
@@ -224,18 +199,18 @@ class _Reader:
             names[owner].clear()
         elif self.function_of(name) is not None:
             self.value(call, names)
-        elif verb not in _CHORES:
+        elif verb not in CHORES:
             self.note(verb if owner in names else name, self.written(call, name, names))
 
     def compare(self, line: ast.AST, tensor: torch.Tensor, size: Shape, stride: Shape) -> None:
         """The text knows each tensor's layout; what was read here has to agree with it."""
-        if tuple(tensor.shape) != size or _extent(size, stride) > _elements(tensor):
+        if tuple(tensor.shape) != size or extent(size, stride) > elements(tensor):
             raise _unreadable(line, f"it was read as {tuple(tensor.shape)}, strides {tensor.stride()}")
 
     def written(self, call: ast.Call, name: str, names: Names) -> tuple[Shape, ...]:
         """The shapes that a library function or operator writes: its `out=`, or else its first argument."""
         outputs = [word.value for word in call.keywords if (word.arg or "").startswith("out")]
-        if not outputs and name.startswith(_LIBRARIES):
+        if not outputs and name.startswith(LIBRARIES):
             outputs = call.args[:1]
         return _shapes([self.value(output, names) for output in outputs])
 
@@ -259,15 +234,13 @@ class _Reader:
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 return -self.value(operand, names)
             case ast.BinOp(left=left, op=sign, right=right):
-                return _ARITHMETIC[type(sign)](self.value(left, names), self.value(right, names))
+                return ARITHMETIC[type(sign)](self.value(left, names), self.value(right, names))
             case ast.Attribute(value=ast.Name(id="torch"), attr=name):
                 return getattr(torch, name)
             case ast.Slice(lower=lower, upper=upper, step=None):
                 return slice(*(None if end is None else self.value(end, names) for end in (lower, upper)))
-            case ast.Call(func=ast.Attribute(value=owner, attr=verb)) if verb in _METHODS and _is_tensor(
-                owner
-            ):
-                return self.ask(self.value(owner, names), node, names)
+            case ast.Call(func=ast.Attribute() as method) if _is_of_tensor(method):
+                return self.ask(self.value(method.value, names), node, names)
             case ast.Call():
                 return self.call(node, names)
         raise _unreadable(node)
@@ -275,28 +248,30 @@ class _Reader:
     def call(self, call: ast.Call, names: Names) -> Any:
         """What a call returns. The names are those of the header that every such text begins with."""
         name = ast.unparse(call.func)
-        arguments = [self.value(argument, names) for argument in call.args]
-        words = {word.arg: self.value(word.value, names) for word in call.keywords if word.arg}
+        arguments, words = self.arguments(call, names)
         function = self.function_of(name)
         if function is not None:
             return self.run(function, arguments.pop())
-        if name in _PURE:
-            return _PURE[name](*arguments, **words)
+        if name in PURE:
+            return PURE[name](*arguments, **words)
         if name.startswith("empty_strided"):
             return self.allocate(call, name, *arguments, **words)
-        if name.startswith(_LIBRARIES):
+        if name.startswith(LIBRARIES):
             return self.operate(call, name, arguments, words)
-        if name.rpartition(".")[2] in _CHORES:
+        if name.rpartition(".")[2] in CHORES:
             return None
         raise _unreadable(call)
+
+    def arguments(self, call: ast.Call, names: Names) -> tuple[list[Any], Names]:
+        words = {word.arg: self.value(word.value, names) for word in call.keywords if word.arg}
+        return [self.value(argument, names) for argument in call.args], words
 
     def ask(self, tensor: torch.Tensor, call: ast.Call, names: Names) -> torch.Tensor:
         """What a method of a tensor returns: a view, or the sum of a workspace's parts."""
         assert isinstance(call.func, ast.Attribute)
-        words = {word.arg: self.value(word.value, names) for word in call.keywords if word.arg}
-        arguments = [self.value(argument, names) for argument in call.args]
+        arguments, words = self.arguments(call, names)
         result: torch.Tensor = getattr(tensor, call.func.attr)(*arguments, **words)
-        if _key(result) not in self.ledger.known:
+        if storage_of(result) not in self.ledger.known:
             self.ledger.allocate(result)
             self.note(call.func.attr, _shapes([result]))
         return result
@@ -313,7 +288,7 @@ class _Reader:
         place = options.get("device", name.removeprefix("empty_strided_"))
         if place == "p2p":
             raise _unreadable(call, "that memory is not the allocator's")
-        buffer = _empty(size, stride, dtype=dtype or options["dtype"])
+        buffer = empty(size, stride, dtype=dtype or options["dtype"])
         self.ledger.allocate(buffer, counts=self.counts(place))
         return buffer
 
@@ -332,8 +307,8 @@ class _Reader:
     def results(self, call: ast.Call, name: str, arguments: list[Any], words: Names) -> Any:
         places = [item.type for item in (*arguments, *words.values()) if isinstance(item, torch.device)]
         try:
-            result = _operator(name)(
-                *map(_on_meta, arguments), **{word: _on_meta(words[word]) for word in words}
+            result = find_operator(name)(
+                *map(on_meta, arguments), **{word: on_meta(words[word]) for word in words}
             )
         except Exception as error:
             raise _unreadable(call, "the sizes of its results are not known") from error
@@ -381,11 +356,11 @@ class _Reader:
         for tensor, handed in zip(examples, inputs, strict=True):
             if isinstance(tensor, torch.Tensor):
                 size = handed.bytes if isinstance(handed, Handed) else handed
-                sizes[_key(tensor)] = max(size, sizes[_key(tensor)])
+                sizes[storage_of(tensor)] = max(size, sizes[storage_of(tensor)])
         for place, tensor in enumerate(examples):
             self.ledger.count = place
-            if isinstance(tensor, torch.Tensor) and _key(tensor) not in self.ledger.known:
-                self.ledger.enter(tensor, sizes[_key(tensor)])
+            if isinstance(tensor, torch.Tensor) and storage_of(tensor) not in self.ledger.known:
+                self.ledger.enter(tensor, sizes[storage_of(tensor)])
         self.ledger.count = len(examples)
         for constant in self.constants.values():
             if isinstance(constant, torch.Tensor):
@@ -396,10 +371,10 @@ def _share(tensors: list[Any], places: list[int]) -> None:
     """Lay the tensors at some places into one storage, the largest of theirs."""
     if len(places) > 1:
         size = max(tensors[place].untyped_storage().nbytes() for place in places)
-        home = _empty((size,), (1,), dtype=torch.uint8)
+        home = empty((size,), (1,), dtype=torch.uint8)
         for place in places:
             tensor = tensors[place]
-            tensors[place] = _from_pool(home, 0, tensor.dtype, tensor.shape, tensor.stride())
+            tensors[place] = from_pool(home, 0, tensor.dtype, tensor.shape, tensor.stride())
 
 
 def _parsed(source: str) -> ast.Module:
@@ -422,9 +397,10 @@ def _partitions(tree: ast.Module) -> list[str]:
     return []
 
 
-def _is_tensor(owner: ast.expr) -> bool:
+def _is_of_tensor(method: ast.Attribute) -> bool:
     """Whether a method is one of a tensor's: `torch.as_strided` is a function."""
-    return not (isinstance(owner, ast.Name) and owner.id == "torch")
+    owner = method.value
+    return method.attr in METHODS and not (isinstance(owner, ast.Name) and owner.id == "torch")
 
 
 def _unreadable(node: ast.AST, why: str = "no form that is known here") -> UnreadableSourceError:
@@ -432,10 +408,6 @@ def _unreadable(node: ast.AST, why: str = "no form that is known here") -> Unrea
     return UnreadableSourceError(
         f"line {getattr(node, 'lineno', '?')} of the compiled graph, `{text}`: {why}"
     )
-
-
-def _key(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _shapes(values: Sequence[Any]) -> tuple[Shape, ...]:
@@ -446,76 +418,3 @@ def _short(name: str) -> str:
     for ending in (".run", ".generated_kernel", ".default"):
         name = name.removesuffix(ending)
     return name.removeprefix("torch.ops.")
-
-
-def _extent(size: Shape, stride: Shape) -> int:
-    """How many elements of a storage a tensor reaches over."""
-    return 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-
-
-def _elements(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().nbytes() // tensor.element_size()
-
-
-def _empty(size: Shape, stride: Shape, *, dtype: torch.dtype, device: str = "") -> torch.Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype, device="meta")
-
-
-def _on_meta(argument: Any) -> Any:
-    return torch.device("meta") if isinstance(argument, torch.device) else argument
-
-
-def _from_pool(
-    pool: torch.Tensor, offset: int, dtype: torch.dtype, size: Shape, stride: Shape
-) -> torch.Tensor:
-    """A tensor somewhere in another one's storage; the offset is in bytes."""
-    empty = torch.empty(0, dtype=dtype, device="meta")
-    return empty.set_(pool.untyped_storage(), offset // empty.element_size(), size, stride)
-
-
-@functools.cache
-def _operator(name: str) -> Any:
-    """The operator of `torch.ops.aten.sort.stable`, `aten.index_put_` or `extern_kernels.convolution`."""
-    library, _, path = name.removeprefix("torch.ops.").partition(".")
-    namespace = {"extern_kernels": "aten", "inductor_ops": "inductor"}.get(library, library)
-    return operator.attrgetter(f"{namespace}.{path}")(torch.ops)
-
-
-_METHODS = ("as_strided", "sum", "view")
-_LIBRARIES = ("torch.ops.", "aten.", "extern_kernels.", "inductor_ops.", "_quantized.")
-
-_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-}
-
-_PURE: dict[str, Callable[..., Any]] = {
-    "reinterpret_tensor": torch.as_strided,
-    "torch.as_strided": torch.as_strided,
-    "alloc_from_pool": _from_pool,
-    "rand_strided": _empty,
-    "device": torch.device,
-    "copy_if_misaligned": lambda tensor: tensor,  # only a view that the user cut himself can be misaligned
-    "max": max,
-    "min": min,
-}
-
-_CHORES = {
-    "assert_alignment",
-    "current_stream",
-    "end_graph",
-    "Event",
-    "get_external_object_by_index",
-    "get_raw_stream",
-    "range_pop",
-    "range_push",
-    "record",
-    "run_intermediate_hooks",
-    "set_device",
-    "start_graph",
-    "synchronize",
-}

@@ -100,8 +100,8 @@ class CompiledStep:
         plan = self.piece.plan
         assert plan is not None
         assert plan.budget is not None
-        say = f"the compiled step needs {format_bytes(over)} more than its budget: planning again with less"
-        log.info(say)
+        missing = format_bytes(over)
+        log.info(f"the compiled step needs {missing} more than its budget: planning again with less")
         wanted = 0 if all_of_it else plan.timeline.peak - over - (over >> 2)
         self.piece.spare = max(self.piece.spare + 1, plan.budget - wanted)
 
@@ -150,7 +150,7 @@ class _Attempt:
     def __init__(self, step: CompiledStep) -> None:
         self.step = step
         self.piece = step.piece
-        self.texts: dict[bool, Any] = {}
+        self.compiled: dict[bool, Any] = {}
 
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         settings = {
@@ -168,13 +168,13 @@ class _Attempt:
         return run  # type: ignore[no-any-return]
 
     def compile_graph(self, module: fx.GraphModule, inputs: Any, **facts: Any) -> Any:
-        """Compile one of the two graphs, and keep its text."""
+        """Compile one of the two graphs, and keep what came out: it has the text."""
         backward = bool(facts.get("is_backward"))
         if facts.get("is_inference"):
             self.piece.refuse_inference()
         with private("inductor_now").set_choices_handler(Fusions()):
             compiled = private("compile_fx_inner")(module, inputs, **facts)
-        self.texts[backward] = compiled
+        self.compiled[backward] = compiled
         if not backward:
             return compiled
         whole = CompiledBackward(compiled, self.piece.expected, self.piece.tangents)
@@ -187,7 +187,7 @@ class _Attempt:
         assert piece.lifted is not None
         assert piece.trace is not None
         try:
-            forward, backward = (compiled_source(self.texts.get(which)) for which in (False, True))
+            forward, backward = (compiled_source(self.compiled.get(which)) for which in (False, True))
             peak = step_peak(
                 piece.lifted,
                 forward,

@@ -14,8 +14,9 @@ import torch
 from torch import fx
 
 from ..allocator import rounded
-from ..graph import GIVEN_KINDS
+from ..fusion import type_of
 from ..lift import Lifted
+from ..nodes import tensors_of
 from .footprint import Footprint, Handed, Moment, footprint
 
 __all__ = ["step_peak"]
@@ -43,7 +44,7 @@ def step_peak(
         return rounded(size, device)
 
     kind = device.type
-    start = graph.fixed_bytes + sum(value.bytes for value in graph.values if value.kind in GIVEN_KINDS)
+    start = graph.fixed_bytes + graph.given_bytes
     first = footprint(forward, rounded=booked, device=kind)
     coming = [_Tangent.of(node, lifted, booked) if node in expected else _Tangent(0, 0) for node in tangents]
     given = [*_saved(first, outputs), *(tangent.freed for tangent in coming)]
@@ -92,9 +93,8 @@ def _workspaces(lifted: Lifted) -> dict[tuple[str, Shapes], int]:
     found: dict[tuple[str, Shapes], int] = {}
     for op in lifted.graph.ops:
         if op.workspace:
-            value = lifted.node_of[op.name].meta["val"]
-            items = value if isinstance(value, list | tuple) else [value]
-            shapes = tuple(tuple(item.shape) for item in items if isinstance(item, torch.Tensor))
-            key = (op.target.split(".")[1] if "." in op.target else op.target, shapes)
+            node = lifted.node_of[op.name]
+            shapes = tuple(tuple(tensor.shape) for tensor in tensors_of(node))
+            key = (type_of(node).rpartition(".")[2], shapes)
             found[key] = max(found.get(key, 0), op.workspace)
     return found

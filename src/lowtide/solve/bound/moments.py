@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ...graph import GIVEN_KINDS, Graph, Op
+from ...graph import Graph, Op
 from ...schedule import Run
 from ...simulate import simulate
 from ..keep_all import keep_all
@@ -42,7 +42,7 @@ class Step:
         # A hair is taken off, for the product of two floats may be rounded up.
         self.units = [int(op.seconds * scale * (1 - 1e-15)) for op in self.ops]
         self.writer = {name: index for index, op in enumerate(self.ops) for name in op.writes}
-        self.base = graph.fixed_bytes + sum(v.bytes for v in graph.values if v.kind in GIVEN_KINDS)
+        self.base = graph.fixed_bytes + graph.given_bytes
         self.tangents = {value.name for value in graph.values if value.kind == "tangent"}
         outputs = [self.writer[value.name] for value in graph.values if value.kind == "output"]
         self.early = self.needed_by(outputs)

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...graph import GIVEN_KINDS, Graph, Op
+from ...graph import Graph, Op
 from ...schedule import Run, Schedule
 from ..order import first_order
 
@@ -81,8 +81,7 @@ class Stages:
         self.last_use, self.last_again = self.find_last_uses()
         self.add_runs()
         self.there: dict[str, int] = {}
-        given = sum(value.bytes for value in graph.values if value.kind in GIVEN_KINDS)
-        self.fixed = graph.fixed_bytes + given
+        self.fixed = graph.fixed_bytes + graph.given_bytes
         for stage in range(len(self.ops)):
             if stage == self.split:
                 self.cross_boundary()

@@ -20,14 +20,14 @@ Limits: a first run stays where it is as long as anything reads it before the op
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...graph import GIVEN_KINDS, Graph
+from ...graph import Graph
 from ...schedule import Schedule
 from ..order import with_drops
 
@@ -74,7 +74,7 @@ class Facts:
         self.again = [op.kind != "pinned" for op in graph.ops] + [False]
         read = {name for op in graph.ops for name in op.reads if name not in number}
         self.can_wait = [op.kind == "pure" and read.isdisjoint(op.writes) for op in graph.ops] + [False]
-        self.given = graph.fixed_bytes + sum(v.bytes for v in graph.values if v.kind in GIVEN_KINDS)
+        self.given = graph.fixed_bytes + graph.given_bytes
         workspace = [op.workspace for op in graph.ops] + [graph.boundary]
         self.own = [
             self.held[op] + bytes_ + sum(self.size[value] for value in self.reads[op] + self.writes[op])
@@ -235,16 +235,8 @@ class Tape:
             events.insert(index, slot)
         at[slot] = op
         self.seconds += facts.seconds[op]
-        if facts.state[op]:
-            self._hold_state(op, -1)
-        first = self.runs[op][0]
-        insort(self.runs[op], slot)
-        self._hold(op, first)
-        if facts.state[op]:
-            self._hold_state(op, 1)
+        self._change_runs(op, slot, insort)
         self.low, self.high = min(self.low, low), max(self.high, slot)
-        if facts.in_place:
-            self._save_around(op, slot)
 
     def remove(self, slot: int) -> None:
         """Take one of several runs away."""
@@ -273,15 +265,19 @@ class Tape:
                 low = min(low, before)
         at[slot] = -1
         self.seconds -= facts.seconds[op]
-        if facts.state[op]:
+        self._change_runs(op, slot, list.remove)
+        self.low, self.high = min(self.low, low), max(self.high, slot)
+
+    def _change_runs(self, op: int, slot: int, change: Callable[[list[int], int], None]) -> None:
+        """Put a slot among an op's runs, or take it out, with all that hangs on the first of them."""
+        if self.facts.state[op]:
             self._hold_state(op, -1)
         first = self.runs[op][0]
-        self.runs[op].remove(slot)
+        change(self.runs[op], slot)
         self._hold(op, first)
-        if facts.state[op]:
+        if self.facts.state[op]:
             self._hold_state(op, 1)
-        self.low, self.high = min(self.low, low), max(self.high, slot)
-        if facts.in_place:
+        if self.facts.in_place:
             self._save_around(op, slot)
 
     def _save_around(self, op: int, slot: int) -> None:
