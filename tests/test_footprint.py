@@ -684,14 +684,15 @@ def test_control_flow_is_refused(without_kernels):
             footprint(graph.source)
 
 
-def test_the_parts_of_a_workspace_are_summed():
-    source = """
+@pytest.mark.parametrize(("turned", "calls", "left"), [("", [], 128), (".to(torch.bfloat16)", ["to"], 64)])
+def test_the_parts_of_a_workspace_are_summed(turned, calls, left):
+    source = f"""
 def call(args):
     arg0, = args
     args.clear()
     workspace_0 = empty_strided_cuda((2048, ), (1, ), torch.float32)
     triton_per_fused_0.run(arg0, workspace_0, 1, stream=stream0)
-    buf1 = workspace_0[0 * 1024:(0 + 1) * 1024].view(32, 32).sum(dim=0)
+    buf1 = workspace_0[0 * 1024:(0 + 1) * 1024].view(32, 32).sum(dim=0){turned}
     del workspace_0
     return (buf1, )
 
@@ -701,5 +702,5 @@ def get_args():
     return [arg0]
 """
     found = footprint(source)
-    assert [moment.call for moment in found.moments] == ["triton_per_fused_0", "sum"]
-    assert (found.peak, found.left) == (8192 + 128, 128)
+    assert [moment.call for moment in found.moments] == ["triton_per_fused_0", "sum", *calls]
+    assert (found.peak, found.left) == (8192 + 128 + left * len(calls), left)

@@ -6,6 +6,8 @@ from torch import nn
 
 import lowtide
 from lowtide.fusion import fusing, steers
+from lowtide.traffic import parts
+from traces import lifted
 
 
 def graph_of(function, *batch, **options):
@@ -54,6 +56,93 @@ def test_a_cast_is_never_kept_in_the_wider_type():
     graph = graph_of(lambda x: second(norm(first(x) + x)).float().sum(), x)
     wide = [v for v in graph.values if v.kind == "activation" and v.bytes >= 128 * 64 * 4]
     assert not [v for v in wide if graph.writer[v.name].phase == "forward"]
+
+
+def gelu_then_norm():
+    """In bf16, where both compute in float32: the LayerNorm's backward reads what GELU made, widened."""
+    net = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64)).bfloat16()
+    return graph_of(lambda x: net(x).float().square().sum(), torch.rand(128, 64).bfloat16())
+
+
+def test_a_narrow_value_is_not_kept_beside_a_product_that_it_is_made_of():
+    graph = gelu_then_norm()
+    rows = 128 * 64 * 2
+    forward = [op for op in graph.ops if op.phase == "forward" and graph.value[op.writes[0]].bytes >= rows]
+    assert [op.target.split(".")[1] for op in forward] == [
+        "addmm",
+        "convert_element_type",  # the LayerNorm's result
+        "addmm",
+    ]
+
+
+def test_a_long_expression_is_cut_where_its_value_is_narrow():
+    graph = gelu_then_norm()
+    wide = [v.name for v in graph.values if v.kind == "activation" and v.bytes >= 128 * 64 * 4]
+    assert not wide
+
+
+def test_a_product_is_formed_at_once_where_it_reads_much():
+    table = nn.Embedding(32, 8)
+
+    def step(places):
+        return (table(places).sin() @ table.weight.T).exp().sum()
+
+    found, _ = lifted(step, torch.randint(32, (4096,)), executor="inductor")
+    products = [op for op in found.graph.ops if op.target == "aten.mm.default" and op.phase == "backward"]
+    (small,) = [op.name for op in products if found.graph.value[op.writes[0]].bytes == 32 * 8 * 4]
+    assert small in found.kept  # it is added to the gradient of the embedding, which comes last
+
+
+def test_the_gradients_of_two_factors_are_made_in_one_loop():
+    gate, up, down = (leaf(64, 64) for _ in range(3))
+
+    def step(x):
+        return ((nn.functional.silu(x @ gate) * (x @ up)) @ down).sum()
+
+    graph = graph_of(step, torch.rand(128, 64))
+    backward = [op for op in graph.ops if op.phase == "backward"]
+    loops = [
+        op for op in backward if op.writes[0] in activations(graph, least=1000) and "mm" not in op.target
+    ]
+    first, second = map(backward.index, loops)
+    assert second == first + 1  # not begun there and ended behind the products of the first
+
+
+def test_how_much_is_much_is_judged_by_what_is_in_memory():
+    x, w = leaf(64, 64), leaf(64, 64)
+
+    def step(x, y):
+        return (x.sin() @ w).sum() + (y[:, None] * y).sin().sum()  # the products of y are in no memory
+
+    found, _ = lifted(step, x, leaf(2048), executor="inductor")
+    assert "sin" in found.kept
+
+
+def test_random_numbers_are_kept_in_the_narrower_type():
+    w = leaf(64, 64)
+
+    def step(x):
+        return (x.float() * torch.rand_like(x).float() @ w).sum()
+
+    graph = graph_of(step, leaf(128, 64).bfloat16())
+    (seeds,) = [op.writes[0] for op in graph.ops if "seed" in op.target]
+    drawn = [graph.value[op.writes[0]].bytes for op in graph.ops if seeds in op.reads]
+    assert drawn == [128 * 64 * 2]
+
+
+def test_drawing_seeds_parts_no_loops():
+    w = leaf(64, 64)
+
+    def step(x, y):
+        both = x + y
+        mean = both.mean(1, keepdim=True)
+        return ((nn.functional.dropout(x) + both * mean) @ w).sum()
+
+    found, _ = lifted(step, torch.rand(128, 64), torch.rand(128, 64), executor="inductor")
+    how = {op.name: fusing(found.node_of[op.name]) for op in found.graph.ops}
+    apart = {op.target: parts(op, how) for op in found.graph.ops if how[op.name] == "apart"}
+    assert apart == {"prims.inductor_seeds.default": False, "aten.mm.default": True}
+    assert not [op for op in found.graph.ops if op.name == "add"]  # the sum is computed inside its readers
 
 
 def test_relu_is_judged_anew_from_what_batch_norm_read():

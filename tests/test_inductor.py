@@ -5,10 +5,17 @@ import shutil
 
 import pytest
 import torch
+import torch._inductor.config
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import lowtide
+from lowtide._torch import private
 from lowtide.errors import BudgetTooSmall, NothingToTrain, UnsupportedBackward
+from lowtide.run import inductor
+from lowtide.run.footprint import compiled_source
+from lowtide.run.in_memory import in_memory
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler here")
 
@@ -204,3 +211,41 @@ def test_a_plan_without_running_says_what_fuses():
     assert len(written(single, "gelu_backward")) == 3
     assert all(op.takes for op in written(fused, "mul"))  # one loop each, in the place of what it reads
     assert len(written(fused, "mul")) == 3
+
+
+def test_seeds_are_drawn_before_the_loops_around_them(monkeypatch):
+    """What stands before the first dropout is computed in one kernel with what stands behind it."""
+    texts = []
+
+    def read(compiled):
+        texts.append(compiled_source(compiled))
+        return texts[-1]
+
+    monkeypatch.setattr(inductor, "compiled_source", read)
+    norm, last = nn.LayerNorm(256), nn.Linear(256, 256)
+    places = torch.rand(512, 256, requires_grad=True)
+
+    def step(x):
+        return last(nn.functional.dropout(norm(x + places))).sum()
+
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        lowtide.cap(step, HUGE, executor="inductor")(torch.rand(512, 256)).backward()
+    calls = [line.split("(")[0].strip() for line in texts[0].splitlines()]
+    kinds = ("cpp_fused", "extern_kernels.", "aten.randint")
+    launched = [call for call in calls if call.startswith(kinds) and "=" not in call]
+    assert [call.partition("_")[0] for call in launched[:3]] == ["aten.randint.low", "cpp", "extern"]
+
+
+def test_rows_that_are_written_down_may_be_padded():
+    """As Inductor pads those of other values: only what has the same rows can be written in its place."""
+
+    def step(x, w):
+        kept = operator(x.sin())
+        return kept @ w, kept.sum(0)
+
+    operator = in_memory()
+    with FakeTensorMode(), torch._inductor.config.patch(disable_padding_cpu=False, fx_graph_cache=False):
+        inputs = torch.empty(64, 1025), torch.empty(1025, 8)
+        module = make_fx(step)(*inputs)
+        text = compiled_source(private("compile_fx_inner")(module, inputs))
+    assert "empty_strided_cpu((64, 1025), (1056, 1), torch.float32)" in text

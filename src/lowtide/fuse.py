@@ -21,6 +21,7 @@ from .fusion import fusing, steers, type_of
 from .graph import Graph, Op, OpKind
 from .kernels import Group, Kernels
 from .lift import Lifted
+from .neighbours import moved_together
 from .nodes import has_effect
 from .trace import Trace
 from .traffic import traffic
@@ -35,7 +36,9 @@ _MOST_INSIDE = 48  # nodes: what is longer makes kernels that are slow to compil
 
 def fuse(trace: Trace, lifted: Lifted) -> Lifted:
     """The graph with inlined ops taken into their readers."""
-    return _Fusing(trace, lifted).fused()
+    fused = _Fusing(trace, lifted).fused()
+    closer = moved_together(lifted, fused)
+    return fused if closer is lifted else _Fusing(trace, closer).fused()
 
 
 @dataclass
@@ -121,9 +124,17 @@ class _Fusing:
         readers = self.readers.get(name, [])
         if value.kind != "activation" or value.held or not readers:
             return False
-        return all(self.how[reader.name] != "apart" for reader in readers) and (
-            len(self.expression[op.name].inside) < _MOST_INSIDE // 2
-        )
+        fuses = all(self.how[reader.name] != "apart" for reader in readers)
+        return fuses and (self.is_short(op) or self.is_narrowed(op))
+
+    def is_short(self, op: Op) -> bool:
+        return len(self.expression[op.name].inside) < _MOST_INSIDE // 2
+
+    def is_narrowed(self, op: Op) -> bool:
+        """Whether all that becomes of a value, close by, is smaller: a long expression is cut behind that."""
+        readers = self.readers[op.writes[0]]
+        written = sum(self.size[name] for name in readers[0].writes)
+        return len(readers) == 1 and not self.is_read_later(op) and written < self.size[op.writes[0]]
 
     def is_worth_it(self, op: Op) -> bool:
         """Whether reading what an op reads costs no more than reading its result."""
@@ -134,36 +145,43 @@ class _Fusing:
             return not self.is_narrow(op, readers[0])
         if self.draws_inside(op):
             return False
-        reads = self.large(self.expression[op.name].reads, name)
-        if sum(self.size[read] for read in reads) <= self.size[name]:
-            return True
-        return near and self.inlined_traffic(op, reads) <= self.written_traffic(op, reads)
+        return self.is_made_of_less(op) or (near and self.inlined_traffic(op) <= self.written_traffic(op))
+
+    def is_made_of_less(self, op: Op) -> bool:
+        """Whether what an op reads is no larger than its result, so that it can be kept instead."""
+        return sum(map(self.size.__getitem__, self.large_reads(op))) <= self.size[op.writes[0]]
 
     def draws_inside(self, op: Op) -> bool:
         """Whether a value is made of random numbers: it is worth keeping, since they are slow to draw."""
         return op.name not in self.draws and not self.draws.isdisjoint(self.expression[op.name].inside)
 
     def is_narrow(self, op: Op, reader: Op) -> bool:
-        """Whether a value should be kept rather than a wider one that only it makes and others read later."""
+        """Whether a value should be kept rather than a wider one that only it makes and others read later.
+
+        Not where they can both be computed from something that is no larger.
+        """
         name, wider = op.writes[0], reader.writes[0] if reader.writes else ""
-        return bool(wider) and self.is_read_later(reader) and self.size[name] < self.size[wider]
+        if not wider or not self.is_read_later(reader) or self.size[name] >= self.size[wider]:
+            return False
+        return self.draws_inside(op) or not self.is_short(op) or not self.is_made_of_less(op)
 
-    def inlined_traffic(self, op: Op, reads: list[str]) -> int:
+    def inlined_traffic(self, op: Op) -> int:
         """What the kernels that read an op's result read more when they compute it themselves."""
-        return sum(self.read_for(op, reads, group) for group in self.reading_groups(op))
+        return sum(self.read_for(op, group) for group in self.reading_groups(op))
 
-    def written_traffic(self, op: Op, reads: list[str]) -> int:
+    def written_traffic(self, op: Op) -> int:
         """What it takes to compute a result once, write it, and read it in each other kernel."""
         own = self.kernels.group[op.name]
-        return self.read_for(op, reads, own) + self.size[op.writes[0]] * len({own, *self.reading_groups(op)})
+        return self.read_for(op, own) + self.size[op.writes[0]] * len({own, *self.reading_groups(op)})
 
     def reading_groups(self, op: Op) -> set[Group]:
         return {self.kernels.group[reader.name] for reader in self.readers[op.writes[0]]}
 
-    def read_for(self, op: Op, reads: list[str], group: Group) -> int:
+    def read_for(self, op: Op, group: Group) -> int:
         """The bytes of an op's reads that a kernel neither reads anyway nor can compute from what it does."""
         there = self.read_in(group, op)
-        return sum(self.size[name] for name in reads if name not in there and not self.is_free(name, there))
+        missing = [name for name in self.large_reads(op) if name not in there]
+        return sum(self.size[name] for name in missing if not self.is_free(name, there))
 
     def read_in(self, group: Group, but: Op) -> set[str]:
         """What the ops of a kernel read, one of them left out."""
@@ -184,12 +202,13 @@ class _Fusing:
             return False
         if self.draws_inside(writer):
             return False
-        reads = self.large(self.expression[writer.name].reads, name)
+        reads = self.large_reads(writer)
         return bool(reads) and there.issuperset(reads)
 
-    def large(self, reads: Iterable[str], beside: str) -> list[str]:
-        """The reads that count beside a value: not those that are much smaller."""
-        return [read for read in reads if self.size[read] * _MUCH > self.size[beside]]
+    def large_reads(self, op: Op) -> list[str]:
+        """What an op's expression reads, without what is much smaller than its result."""
+        written = self.size[op.writes[0]]
+        return [name for name in self.expression[op.name].reads if self.size[name] * _MUCH > written]
 
     def needed(self, ops: list[Op]) -> list[Op]:
         """The ops without those that every reader now computes for itself."""
@@ -227,13 +246,17 @@ class _Fusing:
     def kept(self, ops: list[Op]) -> frozenset[str]:
         """The ops whose results are written down when they run, so that what they read can go.
 
-        Those are loops that write much, and products that are read later on: where one is added to
+        Those are loops that write much, and products of much that are read later on: where one is added to
         something, Inductor would form it only there.
         """
-        large = max(self.size.values(), default=0) // _SMALL
+        large = max((self.size[name] for op in ops for name in op.writes), default=0) // _SMALL
         single = [op for op in ops if len(op.writes) == 1 and self.how[op.name] != "reduction"]
-        much = [op for op in single if self.size[op.writes[0]] > large]
-        return frozenset(op.name for op in much if self.how[op.name] == "loop" or self.is_read_later(op))
+        return frozenset(op.name for op in single if self.is_kept(op, large))
+
+    def is_kept(self, op: Op, large: int) -> bool:
+        if self.how[op.name] == "loop":
+            return self.size[op.writes[0]] > large
+        return self.is_read_later(op) and any(self.size[name] > large for name in (*op.reads, *op.writes))
 
     def is_read_later(self, op: Op) -> bool:
         """Whether some reader of what an op writes stands behind a kernel of its own."""

@@ -14,7 +14,7 @@ from .fusion import Fusing
 from .graph import Op
 from .lift import Lifted
 from .nodes import tensors_of
-from .traffic import elements_read, is_long
+from .traffic import elements_read, is_long, parts
 
 __all__ = ["Group", "Kernels"]
 
@@ -37,7 +37,7 @@ class Kernels:
     def windows(self) -> dict[str, int]:
         window, count = {}, 0
         for op in self.lifted.graph.ops:
-            count += self.how[op.name] == "apart"
+            count += parts(op, self.how)
             window[op.name] = count
         return window
 

@@ -7,13 +7,16 @@ ends a kernel: whatever needs its result has to read everything again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import fx
 
 from .fusion import Fusing, type_of
+from .graph import Op
 from .lift import Lifted
 from .nodes import tensors_of
 
-__all__ = ["elements_read", "is_long", "traffic"]
+__all__ = ["elements_read", "is_long", "parts", "traffic"]
 
 _LONG = 16384  # elements per result: a reduction over more of them does not keep them at hand
 _GATHERS = ("aten.embedding", "aten.index", "aten.gather", "aten.index_select", "aten._unsafe_index")
@@ -26,8 +29,9 @@ def traffic(lifted: Lifted, how: dict[str, Fusing]) -> dict[str, int]:
     ends: set[str] = set()
     size = {value.name: value.bytes for value in lifted.graph.values}
     for op in lifted.graph.ops:
-        if how[op.name] == "apart":
+        if parts(op, how):
             at_hand, ends = set(), set()
+        if how[op.name] == "apart":
             continue
         if not ends.isdisjoint(op.reads):
             at_hand, ends = set(), set()
@@ -56,6 +60,11 @@ def _read(lifted: Lifted, nodes: list[fx.Node]) -> dict[str, int]:
 
 def _bytes(node: fx.Node) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(node))
+
+
+def parts(op: Op, how: Mapping[str, Fusing]) -> bool:
+    """Whether an op keeps loops before and behind it apart; one that reads nothing may run before them."""
+    return how[op.name] == "apart" and bool(op.reads)
 
 
 def is_long(node: fx.Node) -> bool:

@@ -51,7 +51,7 @@ def find_operator(name: str) -> Any:
     return operator.attrgetter(f"{namespace}.{path}")(torch.ops)
 
 
-METHODS = ("as_strided", "sum", "view")
+METHODS = ("as_strided", "sum", "to", "view")
 LIBRARIES = ("torch.ops.", "aten.", "extern_kernels.", "inductor_ops.", "_quantized.")
 
 ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {

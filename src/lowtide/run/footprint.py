@@ -267,7 +267,7 @@ class _Reader:
         return [self.value(argument, names) for argument in call.args], words
 
     def ask(self, tensor: torch.Tensor, call: ast.Call, names: Names) -> torch.Tensor:
-        """What a method of a tensor returns: a view, or the sum of a workspace's parts."""
+        """What a method of a tensor returns: a view, or the sum of a workspace's parts in some type."""
         assert isinstance(call.func, ast.Attribute)
         arguments, words = self.arguments(call, names)
         result: torch.Tensor = getattr(tensor, call.func.attr)(*arguments, **words)

@@ -20,7 +20,8 @@ __all__ = ["in_memory"]
 @cache
 def in_memory() -> Any:
     """The operator, made known to torch and to Inductor when it is first asked for."""
-    torch.library.define("lowtide::in_memory", "(Tensor(a) x) -> Tensor(a)")
+    flexible = torch.Tag.flexible_layout  # else its rows are not padded, nor written in place of padded ones
+    torch.library.define("lowtide::in_memory", "(Tensor(a) x) -> Tensor(a)", tags=flexible)
     torch.library.impl("lowtide::in_memory", "CompositeExplicitAutograd", torch.ops.aten.alias.default)
     operator = torch.ops.lowtide.in_memory.default
     private("register_lowering")(operator, type_promotion_kind=None)(_realized)

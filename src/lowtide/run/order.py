@@ -59,10 +59,16 @@ def _windows(scheduler: Any) -> tuple[list[int], int]:
     """How many kernels of their own precede each node, and what is small."""
     known: tuple[list[int], int] | None = getattr(scheduler, "_lowtide_windows", None)
     if known is None:
-        apart = (node.is_extern() or node.is_template() for node in scheduler.nodes)
-        known = (list(accumulate(apart)), small_bytes(scheduler.nodes))
+        small = small_bytes(scheduler.nodes)
+        known = (list(accumulate(_parts(node, small) for node in scheduler.nodes)), small)
         scheduler._lowtide_windows = known
     return known
+
+
+def _parts(node: Any, small: int) -> bool:
+    """Whether a node is a kernel of its own that stays in its place; seeds can be drawn earlier."""
+    apart = node.is_extern() or node.is_template()
+    return bool(apart) and (bool(node.read_writes.reads) or _written(node) > small)
 
 
 def small_bytes(nodes: list[Any]) -> int:
@@ -107,7 +113,7 @@ class PlannedOrder(scheduler_pass()):  # type: ignore[misc]
         return order
 
     def uuid(self) -> Any:
-        return "lowtide.run.order 1"
+        return "lowtide.run.order 2"
 
 
 def _place(node: Any, small: int) -> int:
