@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import plan_results
+import sequences_results
 from plan_tables import paper_table, plan_tables, plan_times_table
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "docs/exactness.md", "docs/how-it-works.md")
+DOCUMENTS = ("README.md", "docs/exactness.md", "docs/how-it-works.md", "docs/sequences.md")
 NAMES = {
     "gpt": "GPT, 12 layers, d=1024, 16 x 1024 tokens, bf16",
     "resnet50": "ResNet-50, batch 96",
@@ -77,12 +78,18 @@ def paper() -> str:
     return paper_table(plan_results.read(), PAPER)
 
 
+def sequences_rows() -> list[dict[str, Any]]:
+    files = sorted(sequences_results.RESULTS.glob("sequences-*.jsonl"))
+    return [row for file in files for row in sequences_results.read(file)]
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "exactness": lambda: exactness(short=True),
     "exactness-all": lambda: exactness(short=False),
     "paper": paper,
     "plan_times": lambda: plan_times_table(read("plan_times.jsonl")),
     "plans": lambda: plan_tables(plan_results.read()),
+    "sequences": lambda: sequences_results.table(sequences_rows()),
 }
 
 

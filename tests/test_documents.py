@@ -91,6 +91,14 @@ def test_code_of_the_budget_page_runs(capsys):
     assert "predicted peak" in capsys.readouterr().out
 
 
+def test_code_of_the_page_on_sequences_runs(capsys):
+    page = (ROOT / "docs" / "sequences.md").read_text()
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        exec(compile(block, "sequences.md", "exec"), names)
+    assert capsys.readouterr().out.strip() in page
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_examples_run_and_are_short(example, capsys):
     assert len(example.read_text().splitlines()) <= 80

@@ -25,6 +25,7 @@ from .graph import Graph, Op, Value
 from .measure import Measurement, measure
 from .plan import Plan
 from .schedule import Drop, Run, Schedule
+from .sequences import Recurrent, ScanPlan, scan, scan_plan, while_scan
 from .simulate import Timeline, simulate
 from .verify import Verification, verify
 
@@ -46,7 +47,9 @@ __all__ = [
     "Op",
     "Plan",
     "PlanMismatch",
+    "Recurrent",
     "Run",
+    "ScanPlan",
     "Schedule",
     "ScheduleError",
     "Timeline",
@@ -59,8 +62,11 @@ __all__ = [
     "measure",
     "plan",
     "plan_of",
+    "scan",
+    "scan_plan",
     "simulate",
     "solve",
     "uncap",
     "verify",
+    "while_scan",
 ]

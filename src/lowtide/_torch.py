@@ -11,11 +11,11 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["NAMES", "missing_names", "private"]
+__all__ = ["NAMES", "missing_names", "outside_dynamo", "private"]
 
 NAMES: dict[str, tuple[str, str]] = {
     # use here: (where it lives, versions it was seen in)
@@ -39,6 +39,10 @@ NAMES: dict[str, tuple[str, str]] = {
     "tree_map_only": ("torch.utils._pytree:tree_map_only", "2.11-2.13"),
     "tree_leaves": ("torch.utils._pytree:tree_leaves", "2.11-2.13"),
     "tree_flatten": ("torch.utils._pytree:tree_flatten", "2.11-2.13"),
+    "tree_unflatten": ("torch.utils._pytree:tree_unflatten", "2.11-2.13"),
+    "tree_map": ("torch.utils._pytree:tree_map", "2.11-2.13"),
+    "disable_dynamo": ("torch._compile:_disable_dynamo", "2.11-2.13"),
+    "run_backward": ("torch.autograd.graph:_engine_run_backward", "2.11-2.13"),
     "keeps_graph": ("torch._C:_autograd._get_current_graph_task_keep_graph", "2.11-2.13"),
     "compile_fx": ("torch._inductor.compile_fx:compile_fx", "2.11-2.13"),
     "compile_fx_inner": ("torch._inductor.compile_fx:compile_fx_inner", "2.11-2.13"),
@@ -49,6 +53,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "fx_graph_cse": ("torch._functorch.compile_utils:fx_graph_cse", "2.11-2.13"),
     "engine_will_run": ("torch._C:_will_engine_execute_node", "2.11-2.13"),
     "guards": ("torch._C:_dynamo.guards", "2.11-2.13"),
+    "saving_hooks": ("torch._C:_autograd._top_saved_tensors_default_hooks", "2.11-2.13"),
 }
 
 
@@ -59,6 +64,14 @@ def find(place: str) -> Any:
     for name in path.split(".") if path else ():
         found = getattr(found, name)
     return found
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def outside_dynamo(function: F) -> F:
+    """A function at which torch.compile breaks its graph, instead of compiling what it does."""
+    return private("disable_dynamo")(function)  # type: ignore[no-any-return]
 
 
 @functools.cache  # some are asked for at every step, and one for every gradient

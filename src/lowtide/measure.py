@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ._torch import generated_modules, private
+from .allocator import rounded
 
 __all__ = ["Measurement", "measure"]
 
@@ -77,9 +78,10 @@ def _on_cpu(step: Callable[[], Any], resident: Iterable[torch.Tensor]) -> Measur
 
 
 class live_storages:  # noqa: N801  # a noun that is used like a function
-    """Counts the bytes of storages that are alive on the CPU."""
+    """Counts the bytes of storages that are alive on a device, as its allocator rounds them."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
         self.mode = _make_mode(self)
         self.known: dict[int, int] = {}
         self.given = 0
@@ -93,22 +95,30 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
 
     def give(self, tensor: torch.Tensor) -> None:
         """Count a storage that is there from the start."""
-        storage = _storage(tensor)
+        storage = self.storage(tensor)
         if storage is not None and storage._cdata not in self.known:
-            self.given += storage.nbytes()
+            self.given += self.size(tensor)
             self.remember(storage, made=False)
 
     def make(self, tensor: torch.Tensor) -> None:
         """Count a storage that an operator returned."""
-        storage = _storage(tensor)
-        if storage is None:
-            return
-        if storage._cdata not in self.known:
-            self.made += storage.nbytes()
+        storage = self.storage(tensor)
+        if storage is not None and storage._cdata not in self.known:
+            self.made += self.size(tensor)
             self.remember(storage, made=True)
 
+    def storage(self, tensor: Any) -> torch.UntypedStorage | None:
+        """The storage of a tensor, where it counts here."""
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != self.device.type:
+            return None
+        return tensor.untyped_storage() if tensor.layout == torch.strided else None
+
+    def size(self, tensor: torch.Tensor) -> int:
+        """The bytes that the storage of a tensor takes on the device."""
+        return rounded(tensor.untyped_storage().nbytes(), self.device)
+
     def remember(self, storage: torch.UntypedStorage, *, made: bool) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key, size = storage._cdata, rounded(storage.nbytes(), self.device)
         self.known[key] = size
         weakref.finalize(storage, self.forget, key, size if made else 0)
 
@@ -118,12 +128,6 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
 
     def note_peak(self) -> None:
         self.made_peak = max(self.made_peak, self.made)
-
-
-def _storage(tensor: Any) -> torch.UntypedStorage | None:
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cpu":
-        return None
-    return tensor.untyped_storage() if tensor.layout == torch.strided else None
 
 
 def _make_mode(tracker: live_storages) -> Any:

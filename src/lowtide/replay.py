@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["run_again", "state_size", "take_state"]
+__all__ = ["look_at_state", "put_state", "run_again", "state_size", "take_state"]
 
 
 def _generator(device: str) -> torch.Generator:
@@ -30,6 +30,16 @@ def take_state(device: str) -> torch.Tensor:
     kept = torch.empty(state.numel(), dtype=torch.uint8)
     ctypes.memmove(kept.data_ptr(), state.data_ptr(), state.numel())  # no operator: nothing else is counted
     return kept
+
+
+def look_at_state(device: str) -> torch.Tensor:
+    """The random state of a device for a moment: it does not count."""
+    return _generator(device).get_state()
+
+
+def put_state(state: torch.Tensor, device: str) -> None:
+    """Let a device go on from a saved random state."""
+    _generator(device).set_state(state)
 
 
 def run_again(state: torch.Tensor, device: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

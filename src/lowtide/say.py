@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 
 from .plan import Plan
 from .units import format_bytes
 
-__all__ = ["log", "say_plan"]
+__all__ = ["log", "say_once", "say_plan"]
 
 log = logging.getLogger("lowtide")
 
@@ -36,3 +37,9 @@ def say_plan(plan: Plan) -> None:
         100 * plan.extra,
         plan.graph.prices,
     )
+
+
+@cache
+def say_once(text: str) -> None:
+    """A line that is not said again."""
+    log.info(text)

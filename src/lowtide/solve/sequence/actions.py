@@ -29,9 +29,11 @@ __all__ = [
     "Load",
     "Pop",
     "Push",
+    "Task",
     "actions",
     "replay",
     "schedule",
+    "stream",
 ]
 
 
@@ -75,6 +77,9 @@ class Pop:
 
 Action: TypeAlias = Forward | Backward | Load | Push | Pop
 
+Task: TypeAlias = Action | tuple[int, int, int]
+"""What is left to do: an action, or a part of the sequence as (start, steps, slots)."""
+
 
 def schedule(
     steps: int, slots: int, *, keep: Keep = "hidden", internal: int = 1, held: int | None = None
@@ -93,13 +98,13 @@ def actions(
     steps: int, slots: int, *, keep: Keep = "hidden", internal: int = 1, held: int | None = None
 ) -> Iterator[Action]:
     """The actions of `schedule` one by one: a sequence of any length takes no more memory than its slots."""
-    return _actions(read_problem(steps, slots, keep=keep, internal=internal, held=held))
+    problem = read_problem(steps, slots, keep=keep, internal=internal, held=held)
+    return stream(problem, [(0, problem.steps, problem.slots)], at=0)
 
 
-def _actions(problem: Problem) -> Iterator[Action]:
-    # What is left to do, last first: an action, or a part of the sequence as (start, steps, slots).
-    todo: list[Action | tuple[int, int, int]] = [(0, problem.steps, problem.slots)]
-    at = 0
+def stream(problem: Problem, tasks: Iterable[Task], *, at: int) -> Iterator[Action]:
+    """The actions of tasks, the last task first, where the workspace is at state `at`."""
+    todo = [*tasks]
     while todo:
         task = todo.pop()
         if not isinstance(task, tuple):

@@ -1,0 +1,153 @@
+"""The first run of a scan: what the cell closes over, whether it is random, and what a unit takes in bytes.
+
+It is unit 0's own first run, so no step runs more often for it. Where sizes are asked for and not known yet,
+its backward runs as well, with zeros, and what it saved is used up: should the plan keep unit 0 recorded from
+the start, it runs once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from collections.abc import Sequence as Several
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from .closed import Closed, graph_number
+from .loop import First
+from .purity import Purity
+from .reachable import modes_of, reachable
+from .record import Record
+from .sequence import Piece, Sequence, differentiable
+from .sizes import Known, Sizes, Weighing
+from .surroundings import RandomState, Surroundings, devices_of
+
+__all__ = ["FirstRun", "run_first"]
+
+_known: WeakKeyDictionary[Any, dict[Hashable, Known]] = WeakKeyDictionary()
+
+
+@dataclass
+class FirstRun:
+    """What was learnt."""
+
+    first: First
+    closed: Closed
+    surroundings: Surroundings
+    start: RandomState
+    random: bool
+    trains: bool
+    known: Known
+
+    @property
+    def sizes(self) -> Sizes | None:
+        return self.known.sizes
+
+
+def run_first(
+    sequence: Sequence,
+    carry: list[Any],
+    xs: Several[torch.Tensor],
+    *,
+    owner: Any,
+    parameters: Iterable[torch.Tensor] = (),
+    random: bool = False,
+    weigh: bool = False,
+) -> FirstRun:
+    """Run unit 0. `owner` is the user's cell: what it closes over is looked for, and sizes are remembered."""
+    named = list(reachable(owner))
+    closed = Closed([*(tensor for _, tensor in named), *parameters], Purity(named, [*carry, *xs]))
+    around = Surroundings(devices_of([*carry, *xs, *closed.tensors]))
+    start = around.look()
+    known = _known_of(owner).setdefault(_signature(sequence, carry, xs, around, owner, named), Known())
+    weighing = Weighing(torch.device(around.devices[-1])) if weigh and known.sizes is None else None
+    number = graph_number()
+    finding = closed.standing_in() if _is_compiled(owner) else closed.finding([*carry, *xs])
+    with weighing.counting() if weighing else nullcontext(), finding:
+        record = Record(sequence, 0, carry, xs, [leaf.requires_grad for leaf in xs])
+    record.keep()
+    closed.purity.first_is_over(record.next_carry)
+    closed.note(record.ends, number, [*record.carry, *record.inputs])
+    needs = [
+        *closed.tensors,
+        *(leaf for leaf in (*carry, *xs) if differentiable(leaf) and leaf.requires_grad),
+    ]
+    run = FirstRun(
+        First(record, record.next_carry, record.take_outputs(), record.flows),
+        closed,
+        around,
+        start,
+        random=random or around.differs(start),
+        trains=bool(needs) and torch.is_grad_enabled(),
+        known=known,
+    )
+    if weighing is not None and run.trains:
+        known.sizes = _weigh(weighing, record, run)
+    return run
+
+
+def _weigh(weighing: Weighing, record: Record, run: FirstRun) -> Sizes:
+    """The bytes of a unit; uses up its record, and puts copies in the place of its outputs."""
+    weighing.ran()
+    pieces = [Piece(place, [_copy(leaf) for leaf in leaves]) for place, leaves in run.first.pieces]
+    run.first = First(None, record.next_carry, pieces, record.flows)
+    weighing.recorded()
+    counts = run.random and weighing.device.type == "cpu"  # random states are kept on the host
+    random = run.surroundings.random_size if counts else 0
+    state = weighing.bytes_of(record.next_carry, [*record.carry, *record.inputs])
+    gradients = [
+        _zeros(leaf) if on else None for leaf, on in zip(record.next_carry, record.flows.carry, strict=True)
+    ]
+    gradient = sum(weighing.tracker.size(leaf) for leaf in gradients if leaf is not None)
+    outputs = [[_zeros(leaf) if differentiable(leaf) else None for leaf in leaves] for _, leaves in pieces]
+    with weighing.counting(), run.closed.without_hooks():
+        record.backward(gradients, outputs, [run.closed.stand_ins[place] for place in run.closed.places])
+    weighing.went_back(gradient)
+    return Sizes(state + random, weighing.record, weighing.run, weighing.backward, gradient, random)
+
+
+def _copy(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _zeros(leaf: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(leaf)
+
+
+def _is_compiled(owner: Any) -> bool:
+    """Whether torch.compile made a cell: it would be compiled once more to be looked at."""
+    return hasattr(owner, "_torchdynamo_orig_callable")
+
+
+def _known_of(owner: Any) -> dict[Hashable, Known]:
+    """What is known of a cell; that of a bound method belongs to its object."""
+    owner = getattr(owner, "__self__", owner)
+    try:
+        return _known.setdefault(owner, {})
+    except TypeError:  # no weak references to it
+        return {}
+
+
+def _signature(
+    sequence: Sequence,
+    carry: list[Any],
+    xs: Several[torch.Tensor],
+    around: Surroundings,
+    owner: Any,
+    named: Iterable[tuple[str, torch.Tensor]],
+) -> Hashable:
+    code = getattr(owner, "__func__", None)
+    reached = tuple((tensor.shape, tensor.dtype, tensor.requires_grad) for _, tensor in named)
+    leaves = [
+        *carry,
+        *(leaf.detach()[cut.place] for cut in sequence.cuts(0)[: len(xs)] for leaf in [xs[cut.leaf]]),
+    ]
+    shapes = tuple(
+        (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else type(leaf)
+        for leaf in leaves
+    )
+    wanted = tuple(leaf.requires_grad for leaf in xs)
+    return sequence.signature, code, shapes, wanted, around.signature, reached, modes_of(owner)
