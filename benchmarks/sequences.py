@@ -164,8 +164,9 @@ def race_rows(args: argparse.Namespace, known: set[tuple[Any, ...]]) -> Iterator
 
 
 def strategy_rows(args: argparse.Namespace, known: set[tuple[Any, ...]]) -> Iterator[Row]:
-    """Runs and times of the three strategies, for a small cell."""
-    race = Race(64, 8, args.steps, args.device)
+    """Runs and times of the three strategies."""
+    hidden, batch = args.cell
+    race = Race(hidden, batch, args.steps, args.device)
     init = (race.start, race.start)
     sizes = lowtide.scan_plan(race.one, init, race.xs, reduce="sum", budget="100%").sizes
     assert sizes is not None
@@ -173,7 +174,7 @@ def strategy_rows(args: argparse.Namespace, known: set[tuple[Any, ...]]) -> Iter
         asks: dict[str, Row] = {keep: {"slots": slots} for keep in ("hidden", "internal")}
         asks["mixed"] = {"budget": sizes.work + slots * sizes.record}
         for strategy, asked in asks.items():
-            row: Row = {"what": "strategy", "hidden": 64, "batch": 8, "steps": args.steps}
+            row: Row = {"what": "strategy", "hidden": hidden, "batch": batch, "steps": args.steps}
             row |= {"tool": strategy, "setting": slots}
             if key(row) not in known and slots < args.steps:
                 yield row | followed(race, strategy, asked, args.repeats)
@@ -234,11 +235,16 @@ def commit() -> str:
     return found.stdout.strip()
 
 
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--hidden", type=lambda text: [int(part) for part in text.split(",")], default=[256])
+    parser.add_argument("--hidden", type=numbers, default=[256])
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--cell", type=numbers, default=[128, 64], help="hidden,batch of the figure")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--long", type=int, default=100_000, help="steps of the long sequence")
     parser.add_argument("--repeats", type=int, default=3)

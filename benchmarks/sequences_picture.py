@@ -13,7 +13,7 @@ from typing import Any
 
 Row = dict[str, Any]
 
-WIDTH, HEIGHT, PANEL = 760, 420, 330
+WIDTH, HEIGHT, PANEL = 780, 420, 320
 LEFT, TOP, BOTTOM = 54, 56, 330
 INK, SOFT, RULE = "#17212b", "#5b6875", "#dfe5ea"
 COLOURS = {"hidden": "#8463c4", "internal": "#2a9d8f", "mixed": "#123f8c"}
