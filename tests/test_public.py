@@ -35,7 +35,9 @@ def test_names():
         "Op",
         "Plan",
         "PlanMismatch",
+        "Recurrent",
         "Run",
+        "ScanPlan",
         "Schedule",
         "ScheduleError",
         "Timeline",
@@ -48,10 +50,13 @@ def test_names():
         "measure",
         "plan",
         "plan_of",
+        "scan",
+        "scan_plan",
         "simulate",
         "solve",
         "uncap",
         "verify",
+        "while_scan",
     ]
     assert lowtide.__all__ == sorted(lowtide.__all__)
 
