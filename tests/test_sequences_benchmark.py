@@ -46,7 +46,7 @@ def test_every_tool_has_its_rows(rows):
     tools = [row["tool"] for row in rows if row["what"] == "race"]
     assert tools == ["loop", "checkpoint", "nn.LSTM", *["scan"] * 3, *["recurrent"] * 3]
     assert {row["tool"] for row in rows if row["what"] == "strategy"} == {"hidden", "internal", "mixed"}
-    assert [row["steps"] for row in rows if row["what"] == "long"] == [600]
+    assert [row["steps"] for row in rows if row["what"] == "long"] == [300]
 
 
 def test_runs_are_the_planned_ones_and_those_of_the_theory(rows):
@@ -74,7 +74,7 @@ def test_rows_are_not_made_again_and_tables_and_the_figure_are_made_of_them(resu
     assert results.read_text() == before
     table = run("--table", out=results)
     assert table.count("\n| ") >= 9
-    assert "hidden 8, batch 2, 120 steps" in table
+    assert "hidden 8, batch 2, 60 steps" in table
     figure = tmp_path / "figure.svg"
     run("--plot", "--figure", str(figure), out=results)
     assert Xml.parse(figure).getroot().tag == "{http://www.w3.org/2000/svg}svg"

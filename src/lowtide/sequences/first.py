@@ -16,8 +16,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from ..solve.sequence.actions import Action
 from .closed import Closed, graph_number
-from .loop import First
+from .loop import First, Loop
+from .outputs import Outputs
 from .purity import Purity
 from .reachable import modes_of, reachable
 from .record import Record
@@ -44,7 +46,30 @@ class FirstRun:
 
     @property
     def sizes(self) -> Sizes | None:
+        """The bytes of a unit, where they were weighed."""
         return self.known.sizes
+
+    def loop(
+        self,
+        sequence: Sequence,
+        actions: Iterable[Action],
+        *,
+        xs: Several[torch.Tensor],
+        outputs: Outputs,
+    ) -> Loop:
+        """The scan that goes on from here."""
+        return Loop(
+            sequence,
+            actions,
+            xs=xs,
+            closed=self.closed,
+            outputs=outputs,
+            surroundings=self.surroundings,
+            start=self.start,
+            random=self.random,
+            first=self.first,
+            known=self.known,
+        )
 
 
 def run_first(

@@ -171,17 +171,7 @@ class Passage:
     ) -> Loop:
         """A scan behind its first block, which only the loop holds on to."""
         run = run_first(sequence, carry, [data], owner=sequence, parameters=self.weights(way))
-        return Loop(
-            sequence,
-            plan.actions(),
-            xs=[data],
-            closed=run.closed,
-            outputs=Blocks(len(data)),
-            surroundings=run.surroundings,
-            start=run.start,
-            random=run.random,
-            first=run.first,
-        )
+        return run.loop(sequence, plan.actions(), xs=[data], outputs=Blocks(len(data)))
 
 
 def _with_ends(sizes: Sizes) -> Sizes:

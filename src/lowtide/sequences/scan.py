@@ -22,7 +22,6 @@ from .first import FirstRun, run_first
 from .fold import folded
 from .function import apply
 from .lengths import masked
-from .loop import Loop
 from .outputs import REDUCTIONS, Outputs, make_outputs
 from .plain import run_plainly
 from .plan import ScanPlan, Strategy, make_scan_plan
@@ -84,18 +83,7 @@ def scan(
         run.surroundings.go_on_from(run.start)
         raise
     plan.say_if_slow()
-    loop = Loop(
-        asked.sequence,
-        plan.actions(),
-        xs=asked.xs,
-        closed=run.closed,
-        outputs=asked.outputs,
-        surroundings=run.surroundings,
-        start=run.start,
-        random=run.random,
-        first=run.first,
-        known=run.known,
-    )
+    loop = run.loop(asked.sequence, plan.actions(), xs=asked.xs, outputs=asked.outputs)
     del run  # and with it what the first unit recorded
     return asked.results(*apply(loop, asked.carry, asked.xs))
 
