@@ -9,20 +9,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-SMALL = [
-    "--hidden",
-    "8",
-    "--batch",
-    "2",
-    "--steps",
-    "120",
-    "--repeats",
-    "1",
-    "--long",
-    "600",
-    "--cell",
-    "8,2",
-]
+SMALL = ["--hidden=8", "--batch=2", "--steps=60", "--repeats=1", "--long=300", "--cell=8,2"]
 
 
 def run(*arguments, out):
