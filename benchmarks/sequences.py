@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -32,7 +31,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lowtide
+from headtohead_results import append
 from lowtide.solve.sequence import forward_count
+from plans import commit
 from sequences_picture import picture
 from sequences_results import RESULTS, Row, key, read, table
 
@@ -229,12 +230,6 @@ def followed(race: Race, strategy: Any, asked: Row, repeats: int) -> Row:
     }
 
 
-def commit() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
-    found = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
-    return found.stdout.strip()
-
-
 def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
@@ -268,8 +263,7 @@ def main() -> None:
             for row in rows:
                 row |= facts | {"commit": commit()}
                 print(json.dumps(row), flush=True)
-                with path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+                append(row, path)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@ counts.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import headtohead_results
 
 Row = dict[str, Any]
 
@@ -28,8 +29,7 @@ def key(row: Row) -> tuple[Any, ...]:
 
 
 def read(path: Path) -> list[Row]:
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return list({key(row): row for row in map(json.loads, lines)}.values())
+    return list({key(row): row for row in headtohead_results.read(path)}.values())
 
 
 def table(rows: Iterable[Row]) -> str:

@@ -34,3 +34,21 @@ def caplog_lowtide():
     logging.getLogger("lowtide").addHandler(handler)
     yield messages
     logging.getLogger("lowtide").removeHandler(handler)
+
+
+@pytest.fixture
+def weight():
+    """What a small cell of the tests on sequences closes over."""
+    return torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.fixture
+def xs():
+    """Nine steps for a small cell."""
+    return torch.randn(9, 2, 4, dtype=torch.float64)
+
+
+@pytest.fixture
+def start():
+    """The first carry of a small cell."""
+    return torch.randn(2, 4, dtype=torch.float64)

@@ -20,21 +20,6 @@ from plain_loop import Lstm, Product, check, gradients, plain, same, step, weigh
 F64 = torch.float64
 
 
-@pytest.fixture
-def weight():
-    return torch.randn(4, 4, dtype=F64, requires_grad=True)
-
-
-@pytest.fixture
-def xs():
-    return torch.randn(9, 2, 4, dtype=F64)
-
-
-@pytest.fixture
-def start():
-    return torch.randn(2, 4, dtype=F64)
-
-
 @pytest.mark.parametrize("needs", [(a, b, c) for a in (0, 1) for b in (0, 1) for c in (0, 1)], ids=str)
 @pytest.mark.parametrize("way", [{"slots": 3}, {"budget": "min"}, {}], ids=str)
 def test_whatever_needs_a_gradient_gets_it(needs, way, weight, xs, start):

@@ -15,21 +15,6 @@ F64 = torch.float64
 WEIGHT_OF_ALL = torch.linspace(-1, 1, 16, dtype=F64).view(4, 4).requires_grad_()
 
 
-@pytest.fixture
-def weight():
-    return torch.randn(4, 4, dtype=F64, requires_grad=True)
-
-
-@pytest.fixture
-def xs():
-    return torch.randn(9, 2, 4, dtype=F64)
-
-
-@pytest.fixture
-def start():
-    return torch.randn(2, 4, dtype=F64)
-
-
 class Callable:
     def __init__(self, weight):
         self.weight = weight

@@ -14,16 +14,6 @@ WEIGHT = torch.linspace(-1, 1, 16, dtype=F64).view(4, 4).requires_grad_()
 WAYS = [{"slots": 3}, {"budget": "min"}]
 
 
-@pytest.fixture
-def xs():
-    return torch.randn(9, 2, 4, dtype=F64)
-
-
-@pytest.fixture
-def start():
-    return torch.randn(2, 4, dtype=F64)
-
-
 def tanh(h, x):
     return torch.tanh(h @ WEIGHT + x)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["look_at_state", "put_state", "run_again", "state_size", "take_state"]
+__all__ = ["keep_state", "look_at_state", "put_state", "run_again", "state_size", "take_state"]
 
 
 def _generator(device: str) -> torch.Generator:
@@ -26,7 +26,11 @@ def state_size(device: str) -> int:
 
 def take_state(device: str) -> torch.Tensor:
     """The random state of a device, as a tensor on the host that counts as one of the step's own."""
-    state = _generator(device).get_state()
+    return keep_state(look_at_state(device))
+
+
+def keep_state(state: torch.Tensor) -> torch.Tensor:
+    """A copy of a random state that was looked at, which counts."""
     kept = torch.empty(state.numel(), dtype=torch.uint8)
     ctypes.memmove(kept.data_ptr(), state.data_ptr(), state.numel())  # no operator: nothing else is counted
     return kept

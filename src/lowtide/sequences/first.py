@@ -23,7 +23,7 @@ from .outputs import Outputs
 from .purity import Purity
 from .reachable import modes_of, reachable
 from .record import Record
-from .sequence import Piece, Sequence, differentiable
+from .sequence import Piece, Sequence, differentiable, kind_of
 from .sizes import Known, Sizes, Weighing
 from .surroundings import RandomState, Surroundings, devices_of
 
@@ -170,9 +170,6 @@ def _signature(
         *carry,
         *(leaf.detach()[cut.place] for cut in sequence.cuts(0)[: len(xs)] for leaf in [xs[cut.leaf]]),
     ]
-    shapes = tuple(
-        (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else type(leaf)
-        for leaf in leaves
-    )
+    shapes = tuple(kind_of(leaf) for leaf in leaves)
     wanted = tuple(leaf.requires_grad for leaf in xs)
     return sequence.signature, code, shapes, wanted, around.signature, reached, modes_of(owner)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import LowtideError
+from .sequence import pair_of
 
 __all__ = ["folded"]
 
@@ -20,9 +21,7 @@ def folded(cell: Callable[[Any, Any], Any], init: Any, reduce: tuple[Any, ...]) 
 
     def folding(carry: Any, x: Any) -> tuple[Any, None]:
         inner, state = carry
-        result = cell(inner, x)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise LowtideError("the cell must return a pair: the next carry and an output")
-        return (result[0], fold(state, result[1])), None
+        after, y = pair_of(cell(inner, x))
+        return (after, fold(state, y)), None
 
     return folding, (init, start), None

@@ -11,6 +11,7 @@ import torch
 from ..errors import UnsupportedBackward
 from .loop import Loop
 from .record import Gradients
+from .sequence import detached
 
 __all__ = ["apply"]
 
@@ -60,7 +61,7 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, state: _State, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         assert state.loop is not None
-        init = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in state.init]
+        init = [detached(leaf) for leaf in state.init]
         state.init = []
         carry, values = state.loop.forward(init)
         flows = [*state.loop.flows.carry, *state.loop.flows.outputs]

@@ -9,7 +9,7 @@ import torch
 
 from .._torch import private
 from ..errors import LowtideError
-from .sequence import flat, say_leaf
+from .sequence import flat, pair_of, say_leaf
 
 __all__ = ["check_lengths", "masked"]
 
@@ -36,11 +36,10 @@ def masked(
 
     def masking(carry: Any, x: Any) -> tuple[Any, Any]:
         x, here, weight = x
-        result = cell(carry, x)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise LowtideError("the cell must return a pair: the next carry and an output")
-        ys = result[1] if weight is None else _map(lambda y: _weighed(y, weight), result[1])
-        return _kept(here, result[0], carry), _map(lambda y: _inside(y, here), ys)
+        after, ys = pair_of(cell(carry, x))
+        if weight is not None:
+            ys = _map(lambda y: _weighed(y, weight), ys)
+        return _kept(here, after, carry), _map(lambda y: _inside(y, here), ys)
 
     return masking, (xs, inside, weights), reduce
 

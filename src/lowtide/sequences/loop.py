@@ -20,7 +20,7 @@ from .closed import Closed, graph_number
 from .ledger import records_last, starts_again
 from .outputs import Outputs
 from .record import Flows, Gradients, Record
-from .sequence import Piece, Sequence
+from .sequence import Piece, Sequence, detached
 from .sizes import Known
 from .surroundings import RandomState, Surroundings
 
@@ -94,7 +94,7 @@ class Loop:
                 "kept; write random=True"
             )
         self.start = []
-        carry, self.carry = [_alias(leaf) for leaf in self.carry], []
+        carry, self.carry = [detached(leaf) for leaf in self.carry], []
         values, self.outputs.values = self.outputs.finish(), []
         return carry, values
 
@@ -181,10 +181,11 @@ class Loop:
         All units are looked at when a cell is scanned for the first time; later on, those whose graph has
         another size than any before, and some of the others.
         """
-        size = graph_number() - start
-        if self.trusted and size in self.graph_sizes and unit & (unit - 1):
-            return
-        self.graph_sizes.add(size)
+        if self.trusted:
+            size = graph_number() - start
+            if size in self.graph_sizes and unit & (unit - 1):
+                return
+            self.graph_sizes.add(size)
         inside = [*record.carry, *record.inputs]
         for tensor in self.closed.check(record.ends, start, inside):
             raise LowtideError(
@@ -221,10 +222,6 @@ class Loop:
 
     def random_state(self) -> RandomState | None:
         return self.surroundings.random() if self.random else None
-
-
-def _alias(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
 class _Ahead(Iterator[Action]):

@@ -147,9 +147,14 @@ class Last(Outputs):
 
 
 def make_outputs(reduce: str | None, length: int, *, reverse: bool) -> Outputs:
-    """The outputs for a way to reduce them."""
+    """The outputs for a way to reduce them; refuses one that is not known."""
     if reduce is None:
         return Stacked(length)
+    if reduce not in REDUCTIONS:
+        raise LowtideError(
+            f"reduce={reduce!r} is not known; choose one of {', '.join(REDUCTIONS)} or a pair "
+            "(function, start)"
+        )
     if reduce == "last":
         return Last(length, 0 if reverse else length - 1)
     return Summed(length, None if reduce == "sum" else 1 / length)

@@ -20,7 +20,7 @@ from ..units import Budget, format_bytes, parse_budget
 from .ledger import peak_of
 from .sizes import Sizes
 
-__all__ = ["ScanPlan", "Strategy", "make_scan_plan"]
+__all__ = ["ScanPlan", "Strategy", "check_chunk", "check_one_given", "make_scan_plan"]
 
 Strategy: TypeAlias = Literal["auto", "hidden", "internal", "mixed"]
 
@@ -92,8 +92,7 @@ def make_scan_plan(
         raise LowtideError(
             f"strategy={strategy!r} is not known; choose one of {', '.join(get_args(Strategy))}"
         )
-    if budget is not None and slots is not None:
-        raise LowtideError(f"budget={budget!r} and slots={slots!r} were both given; give one of them")
+    check_one_given(budget, slots)
     units = -(-steps // chunk)
     if slots is not None:
         return _finished(_by_slots(units, slots, strategy, sizes), steps, chunk, strategy, sizes, None)
@@ -107,6 +106,18 @@ def make_scan_plan(
         return replace(whole, budget=size)
     problem = _by_bytes(units, size, strategy, sizes, asked)
     return _finished(problem, steps, chunk, strategy, sizes, size)
+
+
+def check_one_given(budget: object, slots: object) -> None:
+    """Refuse a budget together with a number of slots."""
+    if budget is not None and slots is not None:
+        raise LowtideError(f"budget={budget!r} and slots={slots!r} were both given; give one of them")
+
+
+def check_chunk(chunk: object) -> None:
+    """Refuse what is no number of steps."""
+    if chunk != "auto" and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+        raise LowtideError(f'chunk={chunk!r} must be a whole number of steps of at least 1, or "auto"')
 
 
 def _all_kept(units: int) -> Problem:

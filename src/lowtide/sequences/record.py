@@ -13,9 +13,9 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from .._torch import private
 from .purity import changed_in_place
-from .sequence import Cut, Piece, Sequence, differentiable
+from .sequence import Cut, Piece, Sequence, detached, differentiable
 
-__all__ = ["Flows", "Gradients", "Record"]
+__all__ = ["Flows", "Gradients", "Record", "is_whole", "versions"]
 
 Gradients = list[torch.Tensor | None]
 
@@ -51,13 +51,13 @@ class Record:
         self.cuts = sequence.cuts(unit)
         self.carry = [leaf.detach().requires_grad_() if differentiable(leaf) else leaf for leaf in carry]
         self.inputs = [_cut(xs[cut.leaf], cut, wanted[cut.leaf]) for cut in self.cuts]
-        versions = _versions([*self.carry, *self.inputs])
+        before = versions([*self.carry, *self.inputs])
         with torch.enable_grad(), _own_saving():
             after, pieces = _run(sequence, unit, list(self.carry), list(self.inputs))
-        if versions != _versions([*self.carry, *self.inputs]):
+        if versions([*self.carry, *self.inputs]) != before:
             raise changed_in_place()
         self.next_carry = [_handed_on(leaf) for leaf in after]
-        self.pieces = [Piece(place, [_detached(leaf) for leaf in leaves]) for place, leaves in pieces]
+        self.pieces = [Piece(place, [detached(leaf) for leaf in leaves]) for place, leaves in pieces]
         self.places = [place for place, _ in pieces]
         made = [leaves for _, leaves in pieces]
         self.flows = Flows(
@@ -136,17 +136,18 @@ def _edge(leaf: Any) -> Any:
     return get_gradient_edge(leaf) if _needs_gradient(leaf) else None
 
 
-def _detached(leaf: Any) -> Any:
-    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
-
-
 def _handed_on(leaf: Any) -> Any:
     """A leaf of the next carry, without the rest of a larger storage."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    own = leaf.untyped_storage().nbytes() <= leaf.numel() * leaf.itemsize
-    return leaf.detach() if own else leaf.detach().clone()
+    return leaf.detach() if is_whole(leaf) else leaf.detach().clone()
 
 
-def _versions(leaves: Iterable[Any]) -> list[int]:
+def is_whole(leaf: torch.Tensor) -> bool:
+    """Whether a tensor does not hold on to the rest of a larger storage."""
+    return leaf.untyped_storage().nbytes() <= leaf.numel() * leaf.itemsize
+
+
+def versions(leaves: Iterable[Any]) -> list[int]:
+    """How often each tensor was changed in place."""
     return [leaf._version for leaf in leaves if isinstance(leaf, torch.Tensor)]

@@ -21,7 +21,7 @@ from ..errors import LowtideError
 from ..units import Budget, parse_budget
 from .batch import Batch, is_sound, packed
 from .passage import Passage
-from .plan import ScanPlan
+from .plan import ScanPlan, check_chunk, check_one_given
 
 __all__ = ["Recurrent"]
 
@@ -154,11 +154,9 @@ def _check(module: Any, budget: Any, slots: Any, chunk: Any) -> None:
             f"Recurrent wraps nn.LSTM, nn.GRU and nn.RNN with their own forward, not a "
             f"{type(module).__name__}; for a loop of your own there is lowtide.scan"
         )
-    if budget is not None and slots is not None:
-        raise LowtideError(f"budget={budget!r} and slots={slots!r} were both given; give one of them")
+    check_one_given(budget, slots)
     if budget is not None:
         parse_budget(budget)
     if slots is not None and (isinstance(slots, bool) or not isinstance(slots, int) or slots < 1):
         raise LowtideError(f"slots={slots!r} must be a whole number of carries of at least 1")
-    if chunk != "auto" and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
-        raise LowtideError(f'chunk={chunk!r} must be a whole number of steps of at least 1, or "auto"')
+    check_chunk(chunk)

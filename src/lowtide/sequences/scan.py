@@ -22,9 +22,9 @@ from .first import FirstRun, run_first
 from .fold import folded
 from .function import apply
 from .lengths import masked
-from .outputs import REDUCTIONS, Outputs, make_outputs
+from .outputs import Outputs, make_outputs
 from .plain import run_plainly
-from .plan import ScanPlan, Strategy, make_scan_plan
+from .plan import ScanPlan, Strategy, check_chunk, make_scan_plan
 from .sequence import CellSequence, flat, say_leaf
 
 __all__ = ["scan", "scan_plan"]
@@ -146,11 +146,6 @@ class _Asked:
             cell, xs, reduce = masked(cell, xs, lengths, self.length, reduce, reverse=reverse)
         if isinstance(reduce, tuple):
             cell, init, reduce = folded(cell, init, reduce)
-        if reduce is not None and reduce not in REDUCTIONS:
-            raise LowtideError(
-                f"reduce={reduce!r} is not known; choose one of {', '.join(REDUCTIONS)} or a pair "
-                "(function, start)"
-            )
         self.carry, carry_form = flatten(init)
         self.xs, xs_form = flat(xs)
         self.sequence = CellSequence(
@@ -216,8 +211,5 @@ def _length(xs: Any, length: int | None) -> int:
 
 
 def _chunk(chunk: int | str, length: int) -> int:
-    if chunk == "auto":
-        return max(1, -(-length // 4096))
-    if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
-        raise LowtideError(f'chunk={chunk!r} must be a whole number of steps of at least 1, or "auto"')
-    return min(chunk, length)
+    check_chunk(chunk)
+    return max(1, -(-length // 4096)) if isinstance(chunk, str) else min(chunk, length)

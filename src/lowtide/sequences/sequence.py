@@ -18,7 +18,20 @@ import torch
 from .._torch import private
 from ..errors import LowtideError
 
-__all__ = ["CellSequence", "Cut", "Form", "Piece", "Place", "Sequence", "differentiable", "flat", "say_leaf"]
+__all__ = [
+    "CellSequence",
+    "Cut",
+    "Form",
+    "Piece",
+    "Place",
+    "Sequence",
+    "detached",
+    "differentiable",
+    "flat",
+    "kind_of",
+    "pair_of",
+    "say_leaf",
+]
 
 Place: TypeAlias = int | slice
 
@@ -122,20 +135,25 @@ class CellSequence(Sequence):
     def step(self, carry: list[Any], x: list[torch.Tensor]) -> tuple[list[Any], list[Any]]:
         """One call of the cell; refuses a result that could not be the next step's carry."""
         flatten, unflatten = private("tree_flatten"), private("tree_unflatten")
-        result = self.cell(unflatten(carry, self.carry_form), self.xs_form.build(x))
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise LowtideError(
-                f"the cell returned {say_leaf(result)}; it must return a pair: the next carry and an output "
-                "(None where there is none)"
-            )
-        leaves, form = flatten(result[0])
+        after, y = pair_of(self.cell(unflatten(carry, self.carry_form), self.xs_form.build(x)))
+        leaves, form = flatten(after)
         _check_carry(self.carry_form, carry, form, leaves)
-        ys, ys_form = flat(result[1])
+        ys, ys_form = flat(y)
         if self.ys_form is None:
             self.ys_form = ys_form
         elif self.ys_form != ys_form:
             raise LowtideError(f"the cell's output changed its structure from {self.ys_form} to {ys_form}")
         return leaves, ys
+
+
+def pair_of(result: Any) -> tuple[Any, Any]:
+    """The next carry and the output that a cell returned."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise LowtideError(
+            f"the cell returned {say_leaf(result)}; it must return a pair: the next carry and an output "
+            "(None where there is none)"
+        )
+    return result
 
 
 def _check_carry(before_form: Any, before: list[Any], after_form: Any, after: list[Any]) -> None:
@@ -145,14 +163,15 @@ def _check_carry(before_form: Any, before: list[Any], after_form: Any, after: li
             f"{before_form}; return the carry in the form of init"
         )
     for number, (old, new) in enumerate(zip(before, after, strict=True)):
-        if _kind(old) != _kind(new):
+        if kind_of(old) != kind_of(new):
             raise LowtideError(
                 f"the cell turned leaf {number} of its carry from {say_leaf(old)} into {say_leaf(new)}; "
                 "a carry keeps its shape, dtype and device: let init be what the cell returns"
             )
 
 
-def _kind(leaf: Any) -> Any:
+def kind_of(leaf: Any) -> Any:
+    """What stays the same of a leaf of the carry from step to step."""
     if not isinstance(leaf, torch.Tensor):
         return type(leaf)
     return leaf.shape, leaf.dtype, leaf.device
@@ -163,6 +182,11 @@ def say_leaf(leaf: Any) -> str:
     if not isinstance(leaf, torch.Tensor):
         return f"a {type(leaf).__name__}"
     return f"a tensor {tuple(leaf.shape)} of {str(leaf.dtype).removeprefix('torch.')} on {leaf.device}"
+
+
+def detached(leaf: Any) -> Any:
+    """A leaf without its graph."""
+    return leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
 
 
 def differentiable(leaf: Any) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..replay import look_at_state, put_state, state_size, take_state
+from ..replay import keep_state, look_at_state, put_state, state_size, take_state
 
 __all__ = ["RandomState", "Surroundings", "devices_of"]
 
@@ -48,7 +48,7 @@ class Surroundings:
 
     def keep(self, states: RandomState) -> RandomState:
         """Random states that were looked at, to be kept."""
-        return [_copy(state) for state in states]
+        return [keep_state(state) for state in states]
 
     def look(self) -> RandomState:
         """The random state of now, for a moment."""
@@ -78,9 +78,3 @@ class Surroundings:
 
 def _bytes(state: torch.Tensor) -> bytes:
     return ctypes.string_at(state.data_ptr(), state.numel())  # no operator: nothing is counted
-
-
-def _copy(state: torch.Tensor) -> torch.Tensor:
-    copy = torch.empty(state.numel(), dtype=state.dtype)
-    ctypes.memmove(copy.data_ptr(), state.data_ptr(), state.numel())
-    return copy

@@ -31,9 +31,11 @@ from .first import FirstRun, run_first
 from .fold import folded
 from .function import apply
 from .loop import First, Loop
-from .outputs import REDUCTIONS, Outputs, Stacked, check_alike, make_outputs
+from .outputs import Outputs, Stacked, check_alike, make_outputs
+from .plan import check_one_given
+from .record import is_whole, versions
 from .scan import Reduce
-from .sequence import CellSequence, Place, flat, say_leaf
+from .sequence import CellSequence, Place, detached, flat, say_leaf
 from .sizes import Sizes, Weighing
 from .surroundings import devices_of
 
@@ -110,11 +112,6 @@ class _Asked:
         kind = "a fold" if self.folds else str(reduce)
         if isinstance(reduce, tuple):
             cell, init, reduce = folded(cell, init, reduce)
-        if reduce is not None and reduce not in REDUCTIONS:
-            raise LowtideError(
-                f"reduce={reduce!r} is not known; choose one of {', '.join(REDUCTIONS)} or a pair "
-                "(function, start)"
-            )
         self.reduce = reduce
         self.carry, carry_form = private("tree_flatten")(init)
         self.sequence = CellSequence(
@@ -131,12 +128,12 @@ class _Asked:
 
     def goes_on(self, carry: list[Any], steps: int) -> bool:
         """Whether the condition holds for a carry that so many steps led to."""
-        versions = [leaf._version for leaf in carry if isinstance(leaf, torch.Tensor)]
-        given = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in carry]
+        before = versions(carry)
+        given = [detached(leaf) for leaf in carry]
         tree = private("tree_unflatten")(given, self.sequence.carry_form)
         with torch.no_grad():
             answer = _truth(self.cond(tree[0] if self.folds else tree))
-        if versions != [leaf._version for leaf in carry if isinstance(leaf, torch.Tensor)]:
+        if versions(carry) != before:
             raise LowtideError("cond changes the carry in place; it may only look at it")
         if answer and steps == self.max_steps:
             raise LowtideError(
@@ -168,7 +165,7 @@ class _Grown(Stacked):
 
     def add(self, value: list[torch.Tensor], leaf: Any, place: Place) -> list[torch.Tensor]:
         check_alike(value[0] if value else leaf, leaf)
-        value.append(leaf if leaf.requires_grad or _is_whole(leaf) else leaf.clone())
+        value.append(leaf if leaf.requires_grad or is_whole(leaf) else leaf.clone())
         return value
 
     def finish(self) -> list[torch.Tensor]:
@@ -232,8 +229,7 @@ def _run_plainly(asked: _Asked, first: First | None = None) -> tuple[list[Any], 
 
 def _read_room(budget: int | str | Budget | None, slots: int | None) -> Budget | int | None:
     """What was asked for: a budget, a number of slots, or everything."""
-    if budget is not None and slots is not None:
-        raise LowtideError(f"budget={budget!r} and slots={slots!r} were both given; give one of them")
+    check_one_given(budget, slots)
     if budget is None:
         return None if slots is None else Online(slots).slots
     asked = parse_budget(budget)
@@ -285,8 +281,3 @@ def _truth(answer: Any) -> bool:
         f"cond returned {say_leaf(answer)}; it must return a bool or a tensor of one element, as in "
         "(error > tolerance).any()"
     )
-
-
-def _is_whole(leaf: torch.Tensor) -> bool:
-    """Whether a tensor does not hold on to the rest of a larger storage."""
-    return leaf.untyped_storage().nbytes() <= leaf.numel() * leaf.itemsize
