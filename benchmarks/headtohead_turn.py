@@ -1,7 +1,11 @@
 """A turn on the device: of the processes that compile at the same time, one at a time measures.
 
-The lock is that of a file, so it is free again when its holder ends, however it ends. While a process has its
-turn, its threads run on a few cores that the others leave alone: launching kernels must not wait for
+First steps run on the device too, and try kernels out: several may at the same time, but not while one
+measures (`beside_others`); while torch compiles they leave the device to the others. Who wants to measure
+shuts a door behind those that are in, so that it need not wait for more of them.
+
+The locks are those of files, so they are free again when their holder ends, however it ends. While a process
+has its turn, its threads run on a few cores that the others leave alone: launching kernels must not wait for
 somebody's compiler. A process may take its turn again while it has it.
 """
 
@@ -12,8 +16,12 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from torch._dynamo.callback import callback_handler
 
 from lowtide import cost
 
@@ -27,16 +35,15 @@ class Turn:
     def __init__(self, path: Path | None = None, *, quiet: int = QUIET) -> None:
         path = path or Path(tempfile.gettempdir()) / "lowtide-headtohead.lock"
         self.file = os.open(path, os.O_RDWR | os.O_CREAT)
-        self.depth, self.waited = 0, 0.0
+        self.door = os.open(f"{path}.door", os.O_RDWR | os.O_CREAT)
+        self.depth, self.waited, self.began = 0, 0.0, time.perf_counter()
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         self.quiet, self.others = (cores[:quiet], cores[quiet:]) if len(cores) >= 8 else ([], [])
         run_on(self.others)
 
     def __enter__(self) -> Turn:
         if self.depth == 0:
-            start = time.perf_counter()
-            fcntl.flock(self.file, fcntl.LOCK_EX)
-            self.waited += time.perf_counter() - start
+            self.take(fcntl.LOCK_EX)
             run_on(self.quiet)
         self.depth += 1
         return self
@@ -45,7 +52,39 @@ class Turn:
         self.depth -= 1
         if self.depth == 0:
             run_on(self.others)
-            fcntl.flock(self.file, fcntl.LOCK_UN)
+            self.leave()
+
+    def take(self, kind: int) -> None:
+        start = time.perf_counter()
+        fcntl.flock(self.door, fcntl.LOCK_EX)
+        fcntl.flock(self.file, kind)
+        fcntl.flock(self.door, fcntl.LOCK_UN)
+        self.waited += time.perf_counter() - start
+
+    def leave(self, _: object = None) -> None:
+        fcntl.flock(self.file, fcntl.LOCK_UN)
+
+    @contextmanager
+    def beside_others(self) -> Iterator[None]:
+        """Use the device while nobody measures, and leave it while torch compiles."""
+        if self.depth:
+            yield
+            return
+
+        def come_back(_: object) -> None:
+            self.take(fcntl.LOCK_SH)
+
+        calls = ((callback_handler.start_callbacks, self.leave), (callback_handler.end_callbacks, come_back))
+        self.take(fcntl.LOCK_SH)
+        for known, call in calls:
+            known.append(call)
+        try:
+            yield
+        finally:
+            for known, call in calls:
+                if call in known:  # torch._dynamo.reset() forgets them
+                    known.remove(call)
+            self.leave()
 
 
 def run_on(cores: list[int]) -> None:

@@ -40,8 +40,9 @@ class Worker:
         measure_prices_in(self.turn)
         if device == "cuda":
             torch.set_float32_matmul_precision("high")
-        self.stand = Stand(*SUBJECTS[model].build(device, tiny=tiny))
-        self.stand.tidy()
+        with self.turn.beside_others():
+            self.stand = Stand(*SUBJECTS[model].build(device, tiny=tiny))
+            self.stand.tidy()
         self.first: dict[str, Outcome] = {}
 
     def work(self, wanted: Iterable[Key], until: float) -> None:
@@ -51,7 +52,7 @@ class Worker:
                 return
             row = self.facts(name, setting) | self.attempt(name, setting)
             append(row, self.out)
-            say(row)
+            say(row, self.turn)
             gc.collect()
             self.stand.tidy()
             self.check_device()
@@ -99,8 +100,9 @@ class Worker:
         gc.collect()
         self.stand.tidy()
         start, waited = time.perf_counter(), self.turn.waited
-        self.stand.step(call)
-        self.stand.finish()
+        with self.turn.beside_others():
+            self.stand.step(call)
+            self.stand.finish()
         seconds = time.perf_counter() - start - (self.turn.waited - waited)
         self.stand.tidy()
         return round(seconds, 2)
@@ -187,8 +189,10 @@ def commit() -> dict[str, str]:
     return {"commit": found.stdout.strip()}
 
 
-def say(row: Row) -> None:
-    where = f"{row['model']:13} {row['tool']:17} {row['setting']:9}"
+def say(row: Row, turn: Turn) -> None:
+    """A line for who watches, with the seconds since the process began, and those that it waited."""
+    clock = f"[{time.perf_counter() - turn.began:4.0f} s, waited {turn.waited:3.0f}]"
+    where = f"{clock} {row['model']:13} {row['tool']:17} {row['setting']:9}"
     if "milliseconds" not in row:
         print(where, row.get("error") or f"refused, smallest {row['smallest'] / 2**20:.1f} MiB", flush=True)
         return

@@ -1,6 +1,10 @@
 """On a GPU: the allocator is the judge of the simulator, and recomputation changes no bit."""
 
+import os
+
 import pytest
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # asked for by deterministic algorithms
 import torch
 
 import lowtide
@@ -11,6 +15,7 @@ pytestmark = [
     pytest.mark.skipif(
         not torch.cuda.is_available(), reason="needs a CUDA device; run on a machine with one"
     ),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores for float32 matrix multiplication"),
 ]
 
 NAMES = ["gpt", "gpt_dropout", "llama", "vit", "resnet", "densenet", "unet_bilinear", "vgg", "mlp_dropout"]
@@ -25,9 +30,11 @@ def to_cuda(tree):
 
 
 @pytest.fixture(autouse=True)
-def repeatable_convolutions(monkeypatch):
-    """Without this cuDNN picks kernels whose gradients differ from run to run, capped or not."""
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+def repeatable():
+    """Without this, convolutions and bilinear upsampling differ from run to run, capped or not."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def cuda_case(name):
@@ -131,15 +138,16 @@ def test_scan_draws_the_masks_of_the_loop_and_keeps_to_its_budget(budget):
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_recurrent_blocks_agree_with_cudnn(bidirectional, recwarn):
-    module = torch.nn.LSTM(32, 48, num_layers=2, bidirectional=bidirectional, device="cuda")
-    x = torch.randn(130, 8, 32, device="cuda", requires_grad=True)
+    factory = {"device": "cuda", "dtype": torch.float64}
+    module = torch.nn.LSTM(32, 48, num_layers=2, bidirectional=bidirectional, **factory)
+    x = torch.randn(130, 8, 32, requires_grad=True, **factory)
     results = []
     for net in (module, lowtide.Recurrent(module, budget="20%")):
         output, (h, c) = net(x)
         loss = output.square().sum() + h.sum() + c.sum()
         results.append((output, *torch.autograd.grad(loss, [x, *module.parameters()])))
     for mine, true in zip(*results, strict=True):
-        torch.testing.assert_close(mine, true, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(mine, true, rtol=1e-12, atol=1e-12)
     assert not [warning for warning in recwarn if "contiguous chunk" in str(warning.message)]
 
 

@@ -227,19 +227,36 @@ def test_budgets_are_whole_bytes():
         budget_of("35%", None)
 
 
+def is_free(lock, kind="LOCK_EX"):
+    """Whether another process could take a lock at once."""
+    code = f"import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, fcntl.{kind} | fcntl.LOCK_NB)"
+    command = [sys.executable, "-c", code, str(lock)]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 def test_a_turn_keeps_others_out_and_may_be_taken_twice(tmp_path):
-    code = "import fcntl, sys; file = open(sys.argv[1]); fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)"
-    command = [sys.executable, "-c", code, str(tmp_path / "lock")]
     turn = Turn(tmp_path / "lock", quiet=0)
-
-    def is_free():
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
     with turn:
         with turn:
-            assert not is_free()
-        assert not is_free()
-    assert is_free()
+            assert not is_free(tmp_path / "lock")
+        assert not is_free(tmp_path / "lock", "LOCK_SH")
+    assert is_free(tmp_path / "lock")
+
+
+def test_first_steps_share_the_device_and_leave_it_while_torch_compiles(tmp_path):
+    lock, seen = tmp_path / "lock", []
+
+    def backend(module, inputs):
+        seen.append(is_free(lock))
+        return module
+
+    with Turn(lock, quiet=0).beside_others():
+        assert is_free(lock, "LOCK_SH")
+        assert not is_free(lock)
+        torch.compile(torch.nn.Linear(2, 2), backend=backend)(torch.ones(1, 2))
+        assert not is_free(lock)
+    assert seen == [True]
+    assert is_free(lock)
 
 
 def test_the_calmest_round_counts():

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lowtide
+from lowtide import capture
 from lowtide._torch import private
 from lowtide.errors import BudgetTooSmall, NothingToTrain, UnsupportedBackward
 from lowtide.run import inductor
@@ -211,6 +212,17 @@ def test_a_plan_without_running_says_what_fuses():
     assert len(written(single, "gelu_backward")) == 3
     assert all(op.takes for op in written(fused, "mul"))  # one loop each, in the place of what it reads
     assert len(written(fused, "mul")) == 3
+
+
+def test_a_tangent_that_the_engine_holds_is_not_written_over(monkeypatch):
+    """Before torch 2.13 autograd holds the incoming gradients of a node while it runs."""
+    monkeypatch.setattr(capture, "frees_tangents", lambda: False)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU())
+    found = lowtide.plan(model, torch.rand(512, 32), executor="inductor")
+    tangents = {value.name for value in found.graph.values if value.kind == "tangent"}
+    assert tangents
+    assert any(tangents & {*op.reads} and op.phase == "backward" for op in found.graph.ops)
+    assert not any(tangents & {*op.takes} for op in found.graph.ops)
 
 
 def test_seeds_are_drawn_before_the_loops_around_them(monkeypatch):

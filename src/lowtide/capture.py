@@ -130,6 +130,7 @@ class Piece:
         self.expected = tuple(node in self.trace.expected for node in self.trace.tangents)
         self.tangents = [node.meta["val"] for node in self.trace.tangents]
         lifted = lift(self.trace, find_device(self.target) if self.target else None)
+        lifted = replace(lifted, graph=_hold_tangents(lifted.graph, self.trace))
         lifted = self.priced(fuse(self.trace, lifted) if self.compiled else lifted)
         self.plan, self.lifted = self.make_plan(lifted.graph), lifted
         if self.only_plan:
@@ -157,8 +158,7 @@ class Piece:
         bands = fixed_bands(lifted.graph, device, self.options.optimizer, present=present)
         if self.compiled and self.accumulating and device.type == "cpu":
             bands["present gradients"] = sum(self.present_gradients())
-        graph = lifted.graph.replace(fixed=bands, boundary=self.outside(lifted.graph))
-        return replace(lifted, graph=_hold_tangents(graph, self.trace))
+        return replace(lifted, graph=lifted.graph.replace(fixed=bands, boundary=self.outside(lifted.graph)))
 
     def present_gradients(self) -> Iterator[int]:
         """The bytes of gradients that autograd will add to: a compiled step adds nothing itself."""
