@@ -1,7 +1,7 @@
 """Backpropagation through time: memory and time of `lowtide.scan` beside the ways that people have today.
 
     python benchmarks/sequences.py                          # on the CPU: the race for hidden=256, the figure
-    python benchmarks/sequences.py --device cuda --hidden 256,2048
+    python benchmarks/sequences.py --device cuda --hidden 256,2048 --parts race,long
     python benchmarks/sequences.py --table                  # the tables of the documentation, from the rows
     python benchmarks/sequences.py --plot                   # docs/sequences.svg, from the rows
 
@@ -21,10 +21,10 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -86,9 +86,9 @@ class Race:
     def whole(self) -> Tensor:
         return self.module(self.xs)[0].square().mean() * self.steps
 
-    def scan(self, budget: str) -> Tensor:
+    def scan(self, budget: str, *, graphs: bool | Literal["auto"] = "auto") -> Tensor:
         init = (self.start, self.start)
-        return lowtide.scan(self.one, init, self.xs, reduce="sum", budget=budget)[1]
+        return lowtide.scan(self.one, init, self.xs, reduce="sum", budget=budget, graphs=graphs)[1]
 
     def recurrent(self, budget: str) -> Tensor:
         return lowtide.Recurrent(self.module, budget=budget)(self.xs)[0].square().mean() * self.steps
@@ -98,9 +98,13 @@ class Race:
         yield "loop", "", self.loop
         yield "checkpoint", "sqrt(T)", self.checkpoint
         yield "nn.LSTM", "", self.whole
-        for tool in ("scan", "recurrent"):
+        for share in SHARES:
+            yield "scan", share, partial(self.scan, share)
+        if self.device.type == "cuda":
             for share in SHARES:
-                yield tool, share, partial(getattr(self, tool), share)
+                yield "steps", share, partial(self.scan, share, graphs=False)
+        for share in SHARES:
+            yield "recurrent", share, partial(self.recurrent, share)
 
 
 def run(race: Race, step: Step) -> list[Tensor | None]:
@@ -115,7 +119,9 @@ def measured(race: Race, step: Step, repeats: int) -> Row:
     start = time.perf_counter()
     run(race, step)
     set_up = time.perf_counter() - start
+    before = there_before(race)
     peak = lowtide.measure(lambda: run(race, step), device=race.device).peak
+    gradients = [parameter.grad for parameter in race.parameters if parameter.grad is not None]
     times = []
     for _ in range(repeats):
         synchronize(race.device)
@@ -123,17 +129,28 @@ def measured(race: Race, step: Step, repeats: int) -> Row:
         run(race, step)
         synchronize(race.device)
         times.append(time.perf_counter() - start)
-    used = [parameter for parameter in race.parameters if parameter.grad is not None]
-    given = [race.xs, race.start, *used, *(parameter.grad for parameter in used)]
-    if race.device.type == "cuda":
-        given += [parameter for parameter in race.parameters if parameter.grad is None]
-    outside = sum(tensor.untyped_storage().nbytes() for tensor in {id(t): t for t in given}.values())
     return {
         "peak": peak,
-        "held": peak - outside,
+        "held": peak - before - bytes_of(gradients),
         "seconds": statistics.median(times),
         "set_up": set_up,
     }
+
+
+def there_before(race: Race) -> int:
+    """The bytes of inputs and parameters: those that count, which on a GPU are all that are there."""
+    used = [parameter for parameter in race.parameters if parameter.grad is not None]
+    for parameter in race.parameters:
+        parameter.grad = None
+    if race.device.type == "cuda":
+        return torch.cuda.memory_allocated(race.device)
+    return bytes_of([race.xs, race.start, *used])
+
+
+def bytes_of(tensors: Iterable[Tensor]) -> int:
+    """What tensors take together, a storage that several have counted once."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
+    return sum(tensor.untyped_storage().nbytes() for tensor in storages.values())
 
 
 def synchronize(device: torch.device) -> None:
@@ -230,6 +247,9 @@ def followed(race: Race, strategy: Any, asked: Row, repeats: int) -> Row:
     }
 
 
+PARTS = {"race": race_rows, "strategies": strategy_rows, "long": long_row}
+
+
 def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
@@ -243,6 +263,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--long", type=int, default=100_000, help="steps of the long sequence")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--parts", type=lambda text: text.split(","), default=list(PARTS), help=", ".join(PARTS)
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--again", action="store_true", help="make rows anew that the results file has")
     parser.add_argument("--table", action="store_true", help="print the tables of the rows that are there")
@@ -259,8 +282,8 @@ def main() -> None:
         if args.device == "cuda":
             facts["device"] = torch.cuda.get_device_name()
         known = set() if args.again else {key(row) for row in read(path)}
-        for rows in (race_rows(args, known), strategy_rows(args, known), long_row(args, known)):
-            for row in rows:
+        for part in args.parts:
+            for row in PARTS[part](args, known):
                 row |= facts | {"commit": commit()}
                 print(json.dumps(row), flush=True)
                 append(row, path)

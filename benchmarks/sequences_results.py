@@ -20,6 +20,7 @@ NAMES = {
     "checkpoint": "`torch.utils.checkpoint`, chunks of sqrt(T)",
     "nn.LSTM": "`nn.LSTM`",
     "scan": "`lowtide.scan`",
+    "steps": "`lowtide.scan(graphs=False)`",
     "recurrent": "`lowtide.Recurrent(nn.LSTM)`",
 }
 
@@ -50,7 +51,7 @@ def one_table(rows: list[Row]) -> str:
 
 def line(row: Row, loop: Row) -> str:
     name = NAMES[row["tool"]]
-    if row["tool"] in ("scan", "recurrent"):
+    if row["tool"] in ("scan", "steps", "recurrent"):
         name += f" at {row['setting']}"
     if "error" in row:
         return f"| {name} | does not fit | | | |"

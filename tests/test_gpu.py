@@ -136,6 +136,53 @@ def test_scan_draws_the_masks_of_the_loop_and_keeps_to_its_budget(budget):
     assert peak <= plan.peak + 2 * whole + BLOCK
 
 
+def folded(cell, steps=300, **options):
+    """The sum of a cell's outputs over a sequence; plainly without options."""
+    xs = torch.linspace(-1, 1, steps * 32 * 64, device="cuda").view(steps, 32, 64)
+    h, total = torch.zeros(32, 64, device="cuda"), 0
+    if options:
+        return lowtide.scan(cell, h, xs, reduce="sum", **options)[1]
+    for x in xs:
+        h, y = cell(h, x)
+        total = total + y
+    return total
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("steps", [320, 311])
+def test_a_scan_in_graphs_is_bitwise_the_loop_step_after_step(steps, autocast):
+    cell, step = dropping_cell()
+    optimizer = torch.optim.SGD(cell.parameters(), 0.1)
+    runs = []
+    for options in ({}, {"budget": "30%", "graphs": True}):
+        torch.manual_seed(0)
+        for parameter in cell.parameters():
+            torch.nn.init.normal_(parameter, std=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+                total = folded(step, steps, **options)
+            total.backward()
+            optimizer.step()
+        runs.append([total.detach(), torch.rand(1, device="cuda"), *(p.grad for p in cell.parameters())])
+    for mine, true in zip(*runs, strict=True):
+        assert torch.equal(mine, true)
+
+
+def test_a_cell_that_waits_for_the_device_runs_step_by_step():
+    cell, step = dropping_cell()
+
+    def waiting(h, x):
+        return step(h * (1.0 if h.sum().item() < 1e9 else 0.5), x)
+
+    gradients = []
+    for options in ({}, {"budget": "30%"}):
+        torch.cuda.manual_seed(0)
+        gradients.append(torch.autograd.grad(folded(waiting, 64, **options), list(cell.parameters())))
+    for mine, true in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, true)
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_recurrent_blocks_agree_with_cudnn(bidirectional, recwarn):
     factory = {"device": "cuda", "dtype": torch.float64}

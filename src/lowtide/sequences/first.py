@@ -17,7 +17,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from ..solve.sequence.actions import Action
+from .chunk import Chunk
 from .closed import Closed, graph_number
+from .graph_loop import GraphLoop
 from .loop import First, Loop
 from .outputs import Outputs
 from .purity import Purity
@@ -58,18 +60,25 @@ class FirstRun:
         outputs: Outputs,
     ) -> Loop:
         """The scan that goes on from here."""
-        return Loop(
-            sequence,
-            actions,
-            xs=xs,
-            closed=self.closed,
-            outputs=outputs,
-            surroundings=self.surroundings,
-            start=self.start,
-            random=self.random,
-            first=self.first,
-            known=self.known,
+        return Loop(sequence, actions, xs=xs, outputs=outputs, first=self.first, **self.facts())
+
+    def graph_loop(
+        self, chunk: Chunk, actions: Iterable[Action], *, xs: Several[torch.Tensor], outputs: Outputs
+    ) -> GraphLoop:
+        """The scan from its start, in graphs."""
+        return GraphLoop(
+            chunk.sequence, actions, xs=xs, outputs=outputs, first=None, chunk=chunk, **self.facts()
         )
+
+    def facts(self) -> dict[str, Any]:
+        """What a loop is told."""
+        return {
+            "closed": self.closed,
+            "surroundings": self.surroundings,
+            "start": self.start,
+            "random": self.random,
+            "known": self.known,
+        }
 
 
 def run_first(

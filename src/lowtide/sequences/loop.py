@@ -59,7 +59,7 @@ class Loop:
         surroundings: Surroundings,
         start: RandomState,
         random: bool,
-        first: First,
+        first: First | None,
         known: Known | None = None,
     ) -> None:
         self.sequence, self.outputs, self.closed = sequence, outputs, closed
@@ -67,7 +67,7 @@ class Loop:
         self.wanted = [leaf.requires_grad for leaf in xs]
         self.surroundings, self.random, self.start = surroundings, random, start
         self.look_ahead(actions)
-        self.first: First | None = first
+        self.first = first
         self.kept: dict[int, _Kept] = {}
         self.records: dict[int, tuple[Record, RandomState | None]] = {}
         self.workspace: Record | None = None
@@ -122,11 +122,15 @@ class Loop:
             for action in self.ahead:
                 self.take(action)
         self.kept.clear()
-        if self.known is not None:
-            self.known.looked_at = max(self.known.looked_at, self.reached)
+        self.note_looked_at()
         sums = [*self.xs_totals, *self.closed_totals]
         found = [total.tensor if total.found else None for total in sums]
         return self.carry_gradients, found[: len(self.xs)], found[len(self.xs) :]
+
+    def note_looked_at(self) -> None:
+        """Remember how many units were looked at (`check`)."""
+        if self.known is not None:
+            self.known.looked_at = max(self.known.looked_at, self.reached)
 
     def take(self, action: Action) -> None:
         match action:
@@ -137,7 +141,7 @@ class Loop:
             case Backward(unit):
                 self.go_back(unit)
             case Push(at, "hidden"):
-                self.kept[at] = _Kept(self.carry, self.random_state())
+                self.kept[at] = _Kept(self.carry_to_keep(), self.random_state())
             case Push(at, _):
                 assert self.workspace is not None
                 again = starts_again(self.ahead.following)
@@ -219,6 +223,10 @@ class Loop:
         if self.random:
             assert random is not None
             self.surroundings.go_on_from(random)
+
+    def carry_to_keep(self) -> list[Any]:
+        """The carry of now, to be kept."""
+        return self.carry
 
     def random_state(self) -> RandomState | None:
         return self.surroundings.random() if self.random else None

@@ -20,7 +20,14 @@ from ..units import Budget, format_bytes, parse_budget
 from .ledger import peak_of
 from .sizes import Sizes
 
-__all__ = ["ScanPlan", "Strategy", "check_chunk", "check_one_given", "make_scan_plan"]
+__all__ = [
+    "ScanPlan",
+    "Strategy",
+    "check_chunk",
+    "check_one_given",
+    "make_graph_plan",
+    "make_scan_plan",
+]
 
 Strategy: TypeAlias = Literal["auto", "hidden", "internal", "mixed"]
 
@@ -38,7 +45,7 @@ class ScanPlan:
     `steps` are done in units of `chunk`; the cell runs `forward_count` times in all, first runs included.
     `slots` is the most carries that are kept at once, beside the start. `peak` is the most bytes that the
     scan holds, `keep_all` what it would hold if every step were kept recorded; both are None where only slots
-    were asked for and nothing was measured.
+    were asked for and nothing was measured. With `graphs` each chunk is launched as one CUDA graph.
     """
 
     steps: int
@@ -50,6 +57,7 @@ class ScanPlan:
     keep_all: int | None
     budget: int | None = None
     sizes: Sizes | None = None
+    graphs: bool = False
     problem: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -74,7 +82,7 @@ class ScanPlan:
         return (
             f"{self.steps} steps in chunks of {self.chunk}: {self.forward_count} runs of the cell "
             f"({self.runs_per_step:.2f} per step), at most {self.slots} carries kept ({self.strategy})"
-            f"{held}{whole}"
+            f"{held}{whole}{', as CUDA graphs' if self.graphs else ''}"
         )
 
 
@@ -106,6 +114,22 @@ def make_scan_plan(
         return replace(whole, budget=size)
     problem = _by_bytes(units, size, strategy, sizes, asked)
     return _finished(problem, steps, chunk, strategy, sizes, size)
+
+
+def make_graph_plan(
+    steps: int, *, chunk: int, sizes: Sizes, budget: int, keep_all: int | None, last_again: bool
+) -> ScanPlan | None:
+    """The plan for chunks that run as graphs; None where the budget is too small for one.
+
+    A chunk is recorded only on its way back. `last_again`: so is the last one, which has run by then.
+    """
+    units = -(-steps // chunk)
+    slots = (budget - sizes.work) // max(sizes.state, 1)
+    if slots < 1:
+        return None
+    plan = _finished(read_problem(units, slots), steps, chunk, "hidden", sizes, budget)
+    count = plan.forward_count + (chunk if last_again else 0)
+    return replace(plan, forward_count=count, keep_all=keep_all, graphs=True)
 
 
 def check_one_given(budget: object, slots: object) -> None:
@@ -191,7 +215,7 @@ def _finished(
         slots = min(problem.slots - 1, units - 1) if problem.keep == "hidden" else 0
         strategy = problem.keep if strategy == "auto" else strategy
     count = count * chunk - (units * chunk - steps)  # the last unit may be shorter, and runs once
-    plan = ScanPlan(steps, chunk, strategy, slots, count, None, None, budget, sizes, problem)
+    plan = ScanPlan(steps, chunk, strategy, slots, count, None, None, budget, sizes, problem=problem)
     if sizes is None:
         return plan
     keep_all = sizes.start + (units - 1) * sizes.record + max(sizes.run, sizes.backward)

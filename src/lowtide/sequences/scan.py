@@ -21,7 +21,9 @@ from ..units import Budget
 from .first import FirstRun, run_first
 from .fold import folded
 from .function import apply
+from .graphing import Graphing
 from .lengths import masked
+from .loop import Loop
 from .outputs import Outputs, make_outputs
 from .plain import run_plainly
 from .plan import ScanPlan, Strategy, check_chunk, make_scan_plan
@@ -46,6 +48,7 @@ def scan(
     reverse: bool = False,
     lengths: torch.Tensor | None = None,
     chunk: int | Literal["auto"] = "auto",
+    graphs: bool | Literal["auto"] = "auto",
     parameters: Iterable[torch.Tensor] = (),
     random: bool = False,
 ) -> tuple[Any, Any]:
@@ -62,6 +65,8 @@ def scan(
 
     `reverse` goes from the last step to the first. `lengths` gives the steps of each row of the batch
     (dimension 0 of all carries and outputs): behind its end a row keeps its carry and its outputs are zero.
+    With a budget, a cell on a CUDA device runs in chunks that are captured as CUDA graphs, where it can be:
+    `graphs=False` runs every step by itself, `graphs=True` refuses what cannot be captured.
     `parameters` names tensors that need gradients and that the cell reads, but not in its first step;
     `random=True` says that it draws random numbers, but none in its first step.
 
@@ -70,7 +75,7 @@ def scan(
     ...                     reduce="sum")
     >>> total.backward()
     """
-    asked = _Asked(cell, init, xs, length, reduce, reverse, lengths, chunk)
+    asked = _Asked(cell, init, xs, length, reduce, reverse, lengths, chunk, graphs)
     if (budget is None and slots is None) or not torch.is_grad_enabled():
         make_scan_plan(asked.length, slots=1, strategy=strategy)  # refuses what cannot be
         return asked.results(*run_plainly(asked.sequence, asked.carry, asked.xs, asked.outputs))
@@ -83,7 +88,7 @@ def scan(
         run.surroundings.go_on_from(run.start)
         raise
     plan.say_if_slow()
-    loop = run.loop(asked.sequence, plan.actions(), xs=asked.xs, outputs=asked.outputs)
+    loop = asked.loop(run, plan)
     del run  # and with it what the first unit recorded
     return asked.results(*apply(loop, asked.carry, asked.xs))
 
@@ -101,6 +106,7 @@ def scan_plan(
     reverse: bool = False,
     lengths: torch.Tensor | None = None,
     chunk: int | Literal["auto"] = "auto",
+    graphs: bool | Literal["auto"] = "auto",
     parameters: Iterable[torch.Tensor] = (),
     random: bool = False,
 ) -> ScanPlan:
@@ -113,7 +119,7 @@ def scan_plan(
     >>> plan.peak <= 0.2 * plan.keep_all
     True
     """
-    asked = _Asked(cell, init, xs, length, reduce, reverse, lengths, chunk)
+    asked = _Asked(cell, init, xs, length, reduce, reverse, lengths, chunk, graphs)
     with torch.enable_grad():
         run = asked.first_run(parameters, random, weigh=True)
     run.surroundings.go_on_from(run.start)
@@ -135,10 +141,14 @@ class _Asked:
         reverse: bool,
         lengths: torch.Tensor | None,
         chunk: int | str,
+        graphs: bool | str,
     ) -> None:
         if not callable(cell):
             raise LowtideError(f"the cell is {say_leaf(cell)}; it must be callable, as cell(carry, x)")
+        if graphs not in (True, False, "auto"):
+            raise LowtideError(f'graphs={graphs!r} must be True, False or "auto"')
         self.owner, self.folds = cell, isinstance(reduce, tuple)
+        self.graphs, self.chunk = graphs, None if isinstance(chunk, str) else chunk
         fold = getattr(reduce[0], "__code__", reduce[0]) if isinstance(reduce, tuple) and reduce else None
         flatten = private("tree_flatten")
         self.length = _length(xs, length)
@@ -174,7 +184,7 @@ class _Asked:
     def plan(
         self, run: FirstRun, budget: int | str | Budget | None, slots: int | None, strategy: Strategy
     ) -> ScanPlan:
-        return make_scan_plan(
+        plan = make_scan_plan(
             self.length,
             chunk=self.sequence.chunk,
             sizes=run.sizes,
@@ -182,6 +192,32 @@ class _Asked:
             slots=slots,
             strategy=strategy,
         )
+        if self.graphs is False or not run.trains:
+            return plan
+        return self.graph_plan(run, budget if strategy == "auto" else None) or plan
+
+    def graph_plan(self, run: FirstRun, budget: int | str | Budget | None) -> ScanPlan | None:
+        """The plan for graphs; None where there is none and nobody insists."""
+        graphing = self.graphing(run)
+        hindrance = graphing.hindrance()
+        if budget is None:
+            hindrance = 'it has no budget, or a strategy other than "auto"'
+        plan = None if hindrance or budget is None else graphing.plan(budget, self.chunk)
+        if plan is None and self.graphs is True:
+            hindrance = hindrance or f"no chunk of its steps fits the budget {budget}"
+            raise LowtideError(f'the scan cannot run in CUDA graphs: {hindrance}. Write graphs="auto"')
+        return plan
+
+    def graphing(self, run: FirstRun) -> Graphing:
+        return Graphing(self.sequence, self.carry, self.xs, self.outputs, run)
+
+    def loop(self, run: FirstRun, plan: ScanPlan) -> Loop:
+        """What takes the actions of a plan."""
+        if not plan.graphs:
+            return run.loop(self.sequence, plan.actions(), xs=self.xs, outputs=self.outputs)
+        chunk = self.graphing(run).chunk(plan.chunk)
+        run.surroundings.go_on_from(run.start)
+        return run.graph_loop(chunk, plan.actions(), xs=self.xs, outputs=self.outputs)
 
     def results(self, carry: list[Any], outputs: list[Any]) -> tuple[Any, Any]:
         unflatten = private("tree_unflatten")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,10 +44,16 @@ class Sizes:
 
 @dataclass
 class Known:
-    """What earlier scans have learnt of a cell: the bytes of a unit, and how many units were looked at."""
+    """What earlier scans have learnt of a cell.
+
+    The bytes of a unit, and of chunks by their steps; how many units were looked at; whether the cell can be
+    captured as a graph, as far as is known.
+    """
 
     sizes: Sizes | None = None
+    chunks: dict[int, int] = field(default_factory=dict)
     looked_at: int = 0
+    graphs: bool = True
 
 
 class Weighing:

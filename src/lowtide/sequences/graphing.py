@@ -1,0 +1,163 @@
+"""Whether a scan runs in graphs, and in chunks of how many steps.
+
+The longer a chunk, the fewer launches and the fewer carries there are to keep, but the more memory it takes
+while it goes back. Lengths of 2, 4, 8, ... steps are planned with what their bytes should be, from those of a
+single step; the best one is weighed, and the next best taken if it does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..units import Budget, parse_budget
+from .chunk import Chunk
+from .first import FirstRun
+from .kernel_graph import may_capture
+from .outputs import Last, Outputs, Summed
+from .plan import ScanPlan, make_graph_plan, make_scan_plan
+from .sequence import CellSequence
+from .sizes import Sizes, Weighing
+
+__all__ = ["Graphing"]
+
+LONGEST = 64
+"""Longer chunks save next to nothing."""
+
+CAPTURE = 12
+"""What capturing a step costs, in steps that run in a graph: it is launched one by one, thrice."""
+
+LAUNCH = 3
+"""What it costs to launch a chunk, in steps."""
+
+
+@dataclass
+class Graphing:
+    """A scan that may run in graphs."""
+
+    sequence: CellSequence
+    carry: list[Any]
+    xs: Several[torch.Tensor]
+    outputs: Outputs
+    run: FirstRun
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.run.surroundings.devices[-1])
+
+    def hindrance(self) -> str | None:
+        """Why it cannot be, in words."""
+        sample = [leaf for piece in self.run.first.pieces for leaf in piece.leaves]
+        leaves = [*self.carry, *self.xs, *sample]
+        if any(not isinstance(leaf, torch.Tensor) for leaf in leaves):
+            return "its carry or its outputs hold something that is no tensor"
+        if any(leaf.device != leaves[0].device for leaf in leaves) or not leaves:
+            return "its tensors are on several devices"
+        if not may_capture(leaves[0].device):
+            return "its tensors are not on a CUDA device, or a graph is being captured already"
+        if not self.run.known.graphs:
+            return "its cell could not be captured"
+        return None
+
+    def plan(self, budget: int | str | Budget, chunk: int | None) -> ScanPlan | None:
+        """The best plan for a budget, in chunks of that many steps if given; None where no chunk fits."""
+        asked, length = parse_budget(budget), self.sequence.length
+        if self.run.sizes is None or asked.word is not None:
+            return None
+        size = asked.bytes or int((asked.share or 0) * self.keep_all)
+        lengths = [2**power for power in range(1, LONGEST.bit_length()) if 2 * 2**power <= length]
+        guesses = [self.planned(steps, self.guess(steps), size) for steps in ([chunk] if chunk else lengths)]
+        for guess in sorted((plan for plan in guesses if plan is not None), key=_cost):
+            found = self.planned(guess.chunk, self.weigh(guess.chunk), size)
+            if found is not None:
+                return found
+        return None
+
+    @property
+    def keep_all(self) -> int:
+        """What keeping every step takes."""
+        whole = make_scan_plan(self.sequence.length, chunk=self.sequence.chunk, sizes=self.run.sizes)
+        assert whole.keep_all is not None
+        return whole.keep_all
+
+    def planned(self, steps: int, work: int, size: int) -> ScanPlan | None:
+        known, length = self.run.sizes, self.sequence.length
+        assert known is not None
+        sizes = Sizes(known.state, work, work, work, 0, known.start)
+        return make_graph_plan(
+            length,
+            chunk=steps,
+            sizes=sizes,
+            budget=size,
+            keep_all=self.keep_all,
+            last_again=length % steps == 0 and not isinstance(self.outputs, Last),
+        )
+
+    def guess(self, steps: int) -> int:
+        """About what a chunk takes, from the bytes of a unit."""
+        known, unit = self.run.sizes, self.sequence.chunk
+        assert known is not None
+        return self.places(steps) + known.work + known.record * max(steps - unit, 0) // unit
+
+    def places(self, steps: int) -> int:
+        """The bytes of the places of a chunk: carry, inputs, outputs, and gradients of all."""
+        each: int = sum(leaf[0].numel() * leaf.itemsize for leaf in self.xs)
+        if not isinstance(self.outputs, Last):
+            each += sum(leaf.numel() * leaf.itemsize for leaf in self.sample)
+        state: int = sum(leaf.numel() * leaf.itemsize for leaf in self.carry)
+        return 2 * (steps * each + state)
+
+    @property
+    def sample(self) -> list[torch.Tensor]:
+        return self.run.first.pieces[0].leaves
+
+    def chunk(self, steps: int) -> Chunk:
+        return Chunk(
+            replace(self.sequence, chunk=steps),
+            self.carry,
+            self.xs,
+            [leaf.requires_grad for leaf in self.xs],
+            self.run.closed,
+            self.outputs,
+            self.sample,
+        )
+
+    def weigh(self, steps: int) -> int:
+        """The bytes of a chunk that goes back, measured on its first steps; the random state stays."""
+        known = self.run.known.chunks
+        if steps not in known:
+            present = self.run.surroundings.look()
+            known[steps] = self.places(steps) + self.taken(steps)
+            self.run.surroundings.go_on_from(present)
+        return known[steps]
+
+    def taken(self, steps: int) -> int:
+        """The most bytes that are there while a chunk runs and goes back, beside its places."""
+        weighing = Weighing(self.device)
+        closed = self.run.closed
+        chunk = self.chunk(steps)
+        chunk.start_from([leaf.detach() for leaf in self.carry])
+        chunk.read(0, [leaf.detach() for leaf in self.xs])
+        kind = self.outputs if isinstance(self.outputs, Last) else Summed(steps)
+        chunk.prepare_to_go_back(kind, [torch.zeros_like(leaf) for leaf in self.sample])
+        with weighing.counting(), closed.without_hooks():
+            chunk.go_back([_Nowhere()] * len(closed.tensors))
+        return weighing.tracker.made_peak
+
+
+class _Nowhere:
+    """Takes the gradients of closed-over tensors and keeps none."""
+
+    tensor = ()
+
+    def add(self, gradient: torch.Tensor | None) -> None:
+        """Let go of it."""
+
+
+def _cost(plan: ScanPlan) -> float:
+    """Steps that run, forward and backward, with what launching and capturing them costs."""
+    units = plan.steps / plan.chunk
+    return plan.forward_count + 2 * plan.steps + CAPTURE * plan.chunk + LAUNCH * units

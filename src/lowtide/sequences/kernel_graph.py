@@ -1,0 +1,79 @@
+"""Kernels that were launched once and are launched again as one: a CUDA graph.
+
+The graphs of all scans on a device share a pool of memory and a stream: what one has freed the next one uses,
+and the library's workspace, which belongs to the stream, is there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any, TypeAlias
+
+import torch
+
+__all__ = ["Replay", "captured", "may_capture", "warm"]
+
+Replay: TypeAlias = Callable[[], Any]
+
+
+def may_capture(device: torch.device) -> bool:
+    """Whether a graph can be captured there now: not while another one is."""
+    return device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+
+
+def captured(body: Callable[[], None], device: torch.device) -> Replay:
+    """What a function launches, to be launched again; raises RuntimeError where it waits for the device."""
+    graph = torch.cuda.CUDAGraph()
+    with _aside(device), _no_cached_casts():
+        pool: Any = _pool(device).id
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            body()
+        except BaseException:
+            _give_up(graph)
+            raise
+        graph.capture_end()
+    return graph.replay
+
+
+def warm(body: Callable[[], None], device: torch.device) -> None:
+    """Run a function where graphs are captured, so that libraries have set themselves up there."""
+    with _aside(device):
+        body()
+
+
+def _give_up(graph: torch.cuda.CUDAGraph) -> None:
+    with suppress(RuntimeError):  # the error that counts is the first one
+        graph.capture_end()
+
+
+@contextmanager
+def _aside(device: torch.device) -> Iterator[None]:
+    here, side = torch.cuda.current_stream(device), _stream(device)
+    side.wait_stream(here)
+    with torch.cuda.stream(side):
+        yield
+    here.wait_stream(side)
+
+
+@contextmanager
+def _no_cached_casts() -> Iterator[None]:
+    """A cast of a weight that autocast keeps would be gone when the graph runs again."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+@cache
+def _pool(device: torch.device) -> torch.cuda.MemPool:
+    return torch.cuda.MemPool()

@@ -1,0 +1,173 @@
+"""Scans in graphs, with a stand-in for CUDA's: here a captured function is one that is called again.
+
+What CUDA itself does is in test_gpu.py.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+from lowtide import LowtideError
+from lowtide.sequences import graph_loop, graphing, scan, scan_plan
+from plain_loop import Lstm, check, plain, same, step
+
+BUDGET = "60%"
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """What was captured, and how often each was launched; the test may set an error to be raised instead."""
+    found = {"launched": [], "error": None, "from": 0}
+
+    def captured(body, device):
+        number = len(found["launched"])
+        if found["error"] is not None and number >= found["from"]:
+            raise found["error"]
+        found["launched"].append(0)
+
+        def replay():
+            found["launched"][number] += 1
+            body()
+
+        return replay
+
+    monkeypatch.setattr(graphing, "may_capture", lambda device: True)
+    monkeypatch.setattr(graph_loop, "captured", captured)
+    monkeypatch.setattr(graph_loop, "warm", lambda body, device: body())
+    return found
+
+
+@pytest.fixture
+def start(start):
+    return start.requires_grad_()
+
+
+def long(xs, steps):
+    return xs.detach().repeat(steps // len(xs) + 1, *[1] * (xs.ndim - 1))[:steps].clone()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("steps", [64, 61, 32])
+@pytest.mark.parametrize("reduce", [None, "sum", "mean", "last", "fold"])
+def test_gradients_are_those_of_the_loop(reduce, steps, reverse, captures, weight, xs, start):
+    xs = long(xs, steps).requires_grad_()
+    if reduce == "fold":
+        reduce = (lambda state, y: state + y.sum(), torch.zeros((), dtype=xs.dtype))
+    wanted = [weight, xs, start]
+    scanned = {"budget": BUDGET}
+    check(
+        lambda: step(weight), start, xs, wanted, tolerance=0, scanned=scanned, reduce=reduce, reverse=reverse
+    )
+    assert len(captures["launched"]) == 2
+    assert min(captures["launched"]) > 1
+
+
+def test_dropout_is_drawn_as_in_the_loop(captures, weight, xs, start):
+    drop = nn.Dropout(0.4)
+
+    def dropping():
+        def cell(h, x):
+            h = torch.tanh(drop(h) @ weight + drop(x))
+            return h, h.sum()
+
+        return cell
+
+    check(dropping, start, long(xs, 50), [weight, start], tolerance=0, scanned={"budget": "100KiB"})
+    assert captures["launched"]
+
+
+def test_peak_and_runs_are_as_planned(captures, weight, xs, start):
+    xs, cell = long(xs, 96), step(weight)
+    options = {"budget": "40%", "reduce": "sum"}
+    plan = scan_plan(cell, start, xs, **options)
+    assert plan.graphs
+    assert plan.peak <= plan.budget < plan.keep_all
+    scan(cell, start, xs, **options)[1].sum().backward()  # to have its gradients there
+    peak = lowtide.measure(lambda: scan(cell, start, xs, **options)[1].sum().backward(), device="cpu")
+    given = [xs, weight, weight.grad, weight.grad, start, start.grad]
+    outside = sum(tensor.numel() * tensor.itemsize for tensor in given if tensor is not None)
+    assert peak.peak <= plan.peak + outside + 1024
+    forward, back = captures["launched"][:2]
+    assert plan.chunk * (forward + back) == plan.forward_count
+
+
+def test_more_memory_means_fewer_runs(captures):
+    cell, xs = Lstm(), torch.rand(200, 2, 3, dtype=torch.float64)
+    plans = [
+        scan_plan(cell, cell.init(), xs, reduce="sum", budget=f"{share}%") for share in (8, 15, 30, 60, 100)
+    ]
+    assert [plan.forward_count for plan in plans] == sorted((p.forward_count for p in plans), reverse=True)
+    assert plans[-1].graphs
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["forward", "backward"])
+def test_a_cell_that_cannot_be_captured_runs_step_by_step(which, captures, weight, xs, start):
+    captures["error"], captures["from"] = RuntimeError("operation not permitted"), which
+    check(lambda: step(weight), start, long(xs, 64), [weight, start], scanned={"budget": BUDGET})
+    assert len(captures["launched"]) == which
+
+
+def test_that_it_cannot_be_captured_is_remembered(captures, weight, xs, start):
+    captures["error"], xs, cell = RuntimeError("operation not permitted"), long(xs, 64), step(weight)
+    assert scan_plan(cell, start, xs, budget=BUDGET).graphs
+    scan(cell, start, xs, budget=BUDGET)
+    assert not scan_plan(cell, start, xs, budget=BUDGET).graphs
+    with pytest.raises(LowtideError, match="could not be captured"):
+        scan(cell, start, xs, budget=BUDGET, graphs=True)
+
+
+def test_what_is_asked_for_is_done_or_refused(captures, weight, xs, start):
+    xs, cell = long(xs, 64), step(weight)
+    assert not scan_plan(cell, start, xs, budget=BUDGET, graphs=False).graphs
+    assert scan_plan(cell, start, xs, budget=BUDGET, chunk=4).chunk == 4
+    with pytest.raises(LowtideError, match="no budget"):
+        scan_plan(cell, start, xs, slots=3, graphs=True)
+    with pytest.raises(LowtideError, match="no chunk of its steps fits"):
+        scan_plan(cell, start, xs, budget="min", graphs=True)
+    with pytest.raises(LowtideError, match="must be True"):
+        scan_plan(cell, start, xs, budget=BUDGET, graphs="always")
+
+
+def test_without_a_gpu_it_is_refused(weight, xs, start):
+    with pytest.raises(LowtideError, match="not on a CUDA device"):
+        scan(step(weight), start, long(xs, 64), budget=BUDGET, graphs=True)
+
+
+def test_a_carry_that_holds_a_number_runs_step_by_step(captures, weight, xs, start):
+    def counting(carry, x):
+        h, count = carry
+        h, y = step(weight)(h, x)
+        return (h, count + 1), y
+
+    (_, count), _ = scan(counting, (start, 0), long(xs, 64), budget="80%")
+    assert count == 64
+    assert not captures["launched"]
+
+
+def test_counters_in_the_carry_stay_exact(captures, weight, xs, start):
+    def counting():
+        def cell(carry, x):
+            h, count = carry
+            h, y = step(weight)(h, x)
+            return (h * (1 + count / 100), count + 1), y
+
+        return cell
+
+    init = (start, torch.zeros((), dtype=torch.int64))
+    check(counting, init, long(xs, 64), [weight, start], tolerance=0, scanned={"budget": BUDGET})
+    assert captures["launched"]
+
+
+def test_an_unused_start_gets_no_gradient(captures, weight, xs, start):
+    def cell(carry, x):
+        h, unused = carry
+        return (torch.tanh(h @ weight + x), torch.zeros_like(unused)), h.sum()
+
+    unused = torch.ones(3, dtype=start.dtype, requires_grad=True)
+    results = []
+    for run in (plain, lambda *args, **options: scan(*args, budget=BUDGET, **options)):
+        _, total = run(cell, (start, unused), long(xs, 64), reduce="sum")
+        results.append(torch.autograd.grad(total, [weight, start, unused], allow_unused=True))
+    assert results[0][2] is results[1][2] is None
+    assert same(results[1][:2], results[0][:2])
