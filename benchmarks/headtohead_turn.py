@@ -30,13 +30,13 @@ QUIET = 3
 
 
 class Turn:
-    """A context; `waited` sums the seconds until it was this process's turn."""
+    """A context; `waited` sums the seconds until it was this process's turn, `had` those of its turns."""
 
     def __init__(self, path: Path | None = None, *, quiet: int = QUIET) -> None:
         path = path or Path(tempfile.gettempdir()) / "lowtide-headtohead.lock"
         self.file = os.open(path, os.O_RDWR | os.O_CREAT)
         self.door = os.open(f"{path}.door", os.O_RDWR | os.O_CREAT)
-        self.depth, self.waited, self.began = 0, 0.0, time.perf_counter()
+        self.depth, self.waited, self.had, self.began = 0, 0.0, 0.0, time.perf_counter()
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         self.quiet, self.others = (cores[:quiet], cores[quiet:]) if len(cores) >= 8 else ([], [])
         run_on(self.others)
@@ -44,6 +44,7 @@ class Turn:
     def __enter__(self) -> Turn:
         if self.depth == 0:
             self.take(fcntl.LOCK_EX)
+            self.had -= time.perf_counter()
             run_on(self.quiet)
         self.depth += 1
         return self
@@ -52,6 +53,7 @@ class Turn:
         self.depth -= 1
         if self.depth == 0:
             run_on(self.others)
+            self.had += time.perf_counter()
             self.leave()
 
     def take(self, kind: int) -> None:

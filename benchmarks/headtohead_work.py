@@ -190,8 +190,8 @@ def commit() -> dict[str, str]:
 
 
 def say(row: Row, turn: Turn) -> None:
-    """A line for who watches, with the seconds since the process began, and those that it waited."""
-    clock = f"[{time.perf_counter() - turn.began:4.0f} s, waited {turn.waited:3.0f}]"
+    """A line for who watches; the seconds are those of the process, of its turns, and that it waited."""
+    clock = f"[{time.perf_counter() - turn.began:3.0f} s, {turn.had:3.0f} in turn, {turn.waited:3.0f} waited]"
     where = f"{clock} {row['model']:13} {row['tool']:17} {row['setting']:9}"
     if "milliseconds" not in row:
         print(where, row.get("error") or f"refused, smallest {row['smallest'] / 2**20:.1f} MiB", flush=True)

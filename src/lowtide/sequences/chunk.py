@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Several
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from .closed import Closed
+from .closed import Closed, graph_number
 from .outputs import Last, Outputs, Stacked, Summed
 from .record import Flows, Gradients, Record
 from .sequence import CellSequence, Place
@@ -63,9 +64,10 @@ class Chunk:
 
     def advance(self) -> None:
         """Run the steps; their carry takes the place of the one before."""
+        closed = self.closed
         carry: list[Any] = list(self.carry)
         for step in range(self.sequence.chunk):
-            record = self.record(step, carry, minds=step == 1)
+            record = self.record(step, carry, closed.minding() if step == 1 else closed.standing_in())
             carry = record.next_carry
             for piece in record.take_outputs():
                 if self.outputs is not None:
@@ -75,18 +77,17 @@ class Chunk:
 
     def try_forward(self) -> None:
         """Run a step and leave no trace but a random state."""
-        self.record(0, list(self.carry))
+        self.record(0, list(self.carry), self.closed.standing_in())
 
     def try_backward(self) -> None:
         """Run a step and go back through it; leaves no trace but a random state."""
-        record = self.record(0, list(self.carry))
-        record.keep()
-        places = self.closed.places
+        closed = self.closed.with_leaves_of_its_own()
+        record = self.recorded(0, list(self.carry), closed)
         given = [self.gradients_at(place) for place in record.places]
-        record.backward(self.gradients, given, [self.closed.stand_ins[place] for place in places])
+        record.backward(self.gradients, given, [closed.stand_ins[place] for place in closed.places])
 
-    def record(self, step: int, carry: list[Any], *, minds: bool = False) -> Record:
-        with self.closed.minding() if minds else self.closed.standing_in():
+    def record(self, step: int, carry: list[Any], reading: AbstractContextManager[Any]) -> Record:
+        with reading:
             return Record(self.steps, step, carry, self.inputs, self.wanted)
 
     def prepare_to_go_back(self, outputs: Outputs, totals: Gradients) -> None:
@@ -123,27 +124,36 @@ class Chunk:
 
     def go_back(self, closed_totals: Several[Any]) -> None:
         """Run the steps and go backward through them; the gradients take the place of those given."""
+        closed = self.closed.with_leaves_of_its_own()
         carry: list[Any] = list(self.carry)
         records = []
         for step in range(self.sequence.chunk):
-            record = self.record(step, carry)
-            record.take_outputs()
-            record.keep()
-            records.append(record)
-            carry = record.next_carry
-        del carry, record
+            records.append(self.recorded(step, carry, closed))
+            carry = records[-1].next_carry
+        del carry
         gradients = list(self.gradients)
         while records:
-            gradients = self.step_back(records.pop(), gradients, closed_totals)
+            gradients = self.step_back(records.pop(), gradients, closed, closed_totals)
         for mine, leaf in zip(self.gradients, gradients, strict=True):
             assert mine is not None
             mine.zero_() if leaf is None else mine.copy_(leaf)
         self.reached_start = [leaf is not None for leaf in gradients]
 
-    def step_back(self, record: Record, gradients: Gradients, closed_totals: Several[Any]) -> Gradients:
+    def recorded(self, step: int, carry: list[Any], closed: Closed) -> Record:
+        """A step that leads back to these leaves and to no others."""
+        start = graph_number()
+        record = self.record(step, carry, closed.standing_in())
+        record.take_outputs()
+        record.keep()
+        closed.refuse_others(record.ends, start, [*record.carry, *record.inputs])
+        return record
+
+    def step_back(
+        self, record: Record, gradients: Gradients, leaves: Closed, closed_totals: Several[Any]
+    ) -> Gradients:
         given = [self.gradients_at(place) for place in record.places]
-        places = self.closed.places
-        read = [self.closed.stand_ins[place] for place in places]
+        places = leaves.places
+        read = [leaves.stand_ins[place] for place in places]
         before, inputs, closed = record.backward(gradients, given, read)
         for cut, gradient in zip(record.cuts, inputs, strict=True):
             mine = self.input_gradients[cut.leaf]

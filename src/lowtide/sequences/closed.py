@@ -16,6 +16,7 @@ walked, and freed, at every unit. While units run, detached copies stand in for 
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections.abc import Iterable, Iterator
@@ -68,6 +69,24 @@ class Closed:
             if reading.closed is not self:
                 tensor = reading.swap(tensor)
         return tensor
+
+    def with_leaves_of_its_own(self) -> Closed:
+        """The same tensors with new leaves to differentiate: those belong to the stream that reads them."""
+        twin = copy.copy(self)
+        leaves = {id(old): old.detach().requires_grad_() for old in self.stand_ins}
+        twin.stand_ins = list(leaves.values())
+        twin.known = {key: leaves[id(old)] for key, old in self.known.items()}
+        twin.known |= {id(leaf): leaf for leaf in twin.stand_ins}
+        twin.read = {id(leaves[key]) for key in self.read}
+        twin.found, twin.reading, twin.any_replaced = [], None, True
+        return twin
+
+    def refuse_others(self, made: Iterable[Any], start: int, inside: Iterable[Any]) -> None:
+        """Refuse a graph that leads elsewhere than to the leaves that are differentiated."""
+        allowed = {id(leaf) for leaf in (*self.stand_ins, *inside)}
+        for end in ends_of(made, start):
+            if id(_tensor(end)) not in allowed:
+                raise RuntimeError("it reads a tensor in a way that torch does not show")
 
     def note(self, made: Iterable[Any], start: int, inside: Iterable[Any]) -> None:
         """Take in what the graph of the first unit leads to, and remember that it was read."""

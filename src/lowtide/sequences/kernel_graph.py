@@ -7,7 +7,7 @@ and the library's workspace, which belongs to the stream, is there once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -26,15 +26,19 @@ def may_capture(device: torch.device) -> bool:
 def captured(body: Callable[[], None], device: torch.device) -> Replay:
     """What a function launches, to be launched again; raises RuntimeError where it waits for the device."""
     graph = torch.cuda.CUDAGraph()
-    with _aside(device), _no_cached_casts():
-        pool: Any = _pool(device).id
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            body()
-        except BaseException:
-            _give_up(graph)
-            raise
-        graph.capture_end()
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    untouched = generator.clone_state()
+    try:
+        with _aside(device), _no_cached_casts():
+            pool: Any = _pool(device).id
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                body()
+            finally:
+                graph.capture_end()
+    except BaseException:
+        generator.graphsafe_set_state(untouched)  # the other one may wait for the end of a capture for ever
+        raise
     return graph.replay
 
 
@@ -42,11 +46,6 @@ def warm(body: Callable[[], None], device: torch.device) -> None:
     """Run a function where graphs are captured, so that libraries have set themselves up there."""
     with _aside(device):
         body()
-
-
-def _give_up(graph: torch.cuda.CUDAGraph) -> None:
-    with suppress(RuntimeError):  # the error that counts is the first one
-        graph.capture_end()
 
 
 @contextmanager
