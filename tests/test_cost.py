@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide import cost
+from lowtide import capture, cost
 from lowtide.cache import cache_folder
 from lowtide.devices import DEVICES, find_device
 from lowtide.pricelist import PriceList
@@ -219,3 +219,19 @@ def test_unknown_device_lists_the_known_ones(asked):
 def test_plan_for_an_unknown_device_is_refused(model, x):
     with pytest.raises(lowtide.LowtideError, match="known devices"):
         lowtide.plan(model, x, device="abacus")
+
+
+def test_convolutions_are_measured_in_the_layout_that_they_will_have(cache):
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
+
+    def turned(*args, **options):
+        return cost.price(*args, **{**options, "channels_last": True})
+
+    with mock.patch.object(capture, "price", turned):
+        graph = measured(model, torch.randn(2, 4, 8, 8))
+    known = json.loads(prices_file(cache).read_text())["prices"]
+    assert {key.partition("(")[0] for key in known if key.endswith("channels last")} == {
+        "aten.convolution.default",
+        "aten.convolution_backward.default",
+    }
+    assert all(op.seconds > 0 for op in graph.ops)

@@ -704,3 +704,23 @@ def get_args():
     found = footprint(source)
     assert [moment.call for moment in found.moments] == ["triton_per_fused_0", "sum", *calls]
     assert (found.peak, found.left) == (8192 + 128 + left * len(calls), left)
+
+
+@pytest.mark.parametrize(
+    ("strides", "channels_last"), [("(2048, 256, 16, 1)", False), ("(2048, 1, 128, 8)", True)]
+)
+def test_a_convolution_tells_the_layout_that_it_reads(strides, channels_last):
+    text = f"""
+def call(args):
+    arg0, arg1 = args
+    args.clear()
+    buf0 = extern_kernels.convolution(arg0, arg1, stride=(1, 1), padding=(0, 0), dilation=(1, 1), transposed=False, output_padding=(0, 0), groups=1, bias=None)
+    return (buf0, )
+
+def get_args():
+    arg0 = rand_strided((2, 8, 16, 16), {strides}, device='cuda:0', dtype=torch.float32)
+    arg1 = rand_strided((4, 8, 1, 1), (8, 1, 1, 1), device='cuda:0', dtype=torch.float32)
+    return [arg0, arg1]
+"""  # noqa: E501  # as Inductor writes it
+    (moment,) = footprint(text, device="cuda").moments
+    assert moment.channels_last == channels_last

@@ -127,6 +127,7 @@ class Piece:
         )
         names = [str(node.target) for node in joint.graph.find_nodes(op="get_attr")]
         self.constants = {name: getattr(joint, name) for name in names}
+        self.channels_last = self.compiled and self.trace.device.type == "cuda" and _turns_layouts(joint)
         self.expected = tuple(node in self.trace.expected for node in self.trace.tangents)
         self.tangents = [node.meta["val"] for node in self.trace.tangents]
         lifted = lift(self.trace, find_device(self.target) if self.target else None)
@@ -151,7 +152,13 @@ class Piece:
     def priced(self, lifted: Lifted) -> Lifted:
         assert self.trace is not None
         device = self.trace.device
-        lifted = price(lifted, device, prices=self.options.prices, target=self.target)
+        lifted = price(
+            lifted,
+            device,
+            prices=self.options.prices,
+            target=self.target,
+            channels_last=self.channels_last,
+        )
         present = self.target is None and not self.only_plan
         if present and device.type == "cuda":
             _warm_up(device)
@@ -239,6 +246,11 @@ def _role(node: fx.Node, item: Any) -> str:
     if isinstance(item, torch.nn.Parameter):
         return "parameter"
     return "buffer" if "_buffers_" in node.name else "input"
+
+
+def _turns_layouts(joint: fx.GraphModule) -> bool:
+    """Whether Inductor will hold images with their channels last, as convolutions on a GPU like them."""
+    return bool(private("decide_layout")(joint, is_inference=False))
 
 
 def _hold_tangents(graph: Graph, trace: Trace) -> Graph:

@@ -28,13 +28,23 @@ from .lift import Lifted
 from .nodes import is_item, tensors_of
 from .pricelist import Price, PriceList
 
-__all__ = ["price"]
+__all__ = ["Workspaces", "is_convolution", "price"]
 
 
-def price(lifted: Lifted, device: torch.device, *, prices: str, target: str | None = None) -> Lifted:
-    """The same graph with prices: `prices` is "measured" or "roofline", `target` an absent device's name."""
+def price(
+    lifted: Lifted,
+    device: torch.device,
+    *,
+    prices: str,
+    target: str | None = None,
+    channels_last: bool = False,
+) -> Lifted:
+    """The same graph with prices: `prices` is "measured" or "roofline", `target` an absent device's name.
+
+    With `channels_last`, convolutions are measured on tensors of that layout.
+    """
     if prices == "measured" and target is None:
-        return _measured(lifted, device)
+        return _measured(lifted, device, channels_last=channels_last)
     return _roofline(lifted, find_device(target or describe_known(device)))
 
 
@@ -80,7 +90,7 @@ def operations(node: fx.Node) -> float:
         return 0.0
 
 
-def _measured(lifted: Lifted, device: torch.device) -> Lifted:
+def _measured(lifted: Lifted, device: torch.device, *, channels_last: bool) -> Lifted:
     known = PriceList.load(device)
     found: dict[str, Price] = {}
     guessed = 0
@@ -91,10 +101,7 @@ def _measured(lifted: Lifted, device: torch.device) -> Lifted:
             if op.name in lifted.traffic:
                 found[op.name] = Price(lifted.traffic[op.name] / speed, 0, None)
                 continue
-            key = signature(node)
-            if key not in known:
-                known[key] = _try_op(node, device)
-            cost = known[key]
+            cost = _price_of(node, device, known, channels_last=channels_last and is_convolution(node))
             if cost.seconds is None:
                 guessed += not is_accumulation(node)
                 cost = Price(roofline_seconds(node, find_device(describe_known(device))), 0, None)
@@ -102,6 +109,33 @@ def _measured(lifted: Lifted, device: torch.device) -> Lifted:
     known.save()
     where = f"measured on {describe(device)}" + (f", {guessed} ops by roofline" if guessed else "")
     return replace(lifted, graph=_apply(lifted, found, device).replace(prices=where))
+
+
+class Workspaces:
+    """What convolutions take for themselves while they run, by their layout; measured as prices are."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.known = device, PriceList.load(device)
+
+    def __call__(self, node: fx.Node, *, channels_last: bool) -> int:
+        """The bytes that a convolution takes."""
+        with _untouched(self.device):
+            found = _price_of(node, self.device, self.known, channels_last=channels_last)
+        self.known.save()
+        return found.workspace
+
+
+def is_convolution(node: fx.Node) -> bool:
+    """Whether a node is a convolution or the backward of one: their kernels depend on the layout."""
+    packet = getattr(node.target, "overloadpacket", None)
+    return packet in (torch.ops.aten.convolution, torch.ops.aten.convolution_backward)
+
+
+def _price_of(node: fx.Node, device: torch.device, known: PriceList, *, channels_last: bool) -> Price:
+    key = signature(node) + (" channels last" if channels_last else "")
+    if key not in known:
+        known[key] = _try_op(node, device, channels_last=channels_last)
+    return known[key]
 
 
 def _bandwidth(known: PriceList, device: torch.device) -> float:
@@ -172,14 +206,14 @@ def _fills_storage(tensor: torch.Tensor) -> bool:
     return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
-def _try_op(node: fx.Node, device: torch.device) -> Price:
+def _try_op(node: fx.Node, device: torch.device, *, channels_last: bool = False) -> Price:
     """Run an op on made-up inputs; an op that refuses them is priced by the roofline instead."""
     if is_accumulation(node):  # alone it has no gradient to add to
         return Price(None, 0, None)
     try:
         made: dict[fx.Node, Any] = {}
         for parent in node.all_input_nodes:
-            made[parent] = _made_up(parent)
+            made[parent] = _with_channels_last(_made_up(parent)) if channels_last else _made_up(parent)
         args, kwargs = fx.map_arg((node.args, node.kwargs), made.__getitem__)
         return _clock_for(device)(lambda: node.target(*args, **kwargs), device)  # type: ignore[operator]
     except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, KeyError):
@@ -196,6 +230,12 @@ def _made_up(node: fx.Node) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_made_up_tensor(item) for item in value)
     return _made_up_tensor(value)
+
+
+def _with_channels_last(made: Any) -> Any:
+    if not isinstance(made, torch.Tensor) or made.ndim != 4:
+        return made
+    return made.contiguous(memory_format=torch.channels_last)
 
 
 def _made_up_tensor(fake: Any) -> Any:

@@ -61,11 +61,13 @@ class Moment:
 
     `bytes` are alive at that call, its results included: what the graph allocated less the inputs it freed.
     `outputs` are the shapes of what a library function or operator writes; a kernel's are not told.
+    `channels_last`: it reads images of that layout.
     """
 
     call: str
     bytes: int
     outputs: tuple[Shape, ...] = ()
+    channels_last: bool = False
 
 
 @dataclass(frozen=True)
@@ -214,8 +216,8 @@ class _Reader:
             outputs = call.args[:1]
         return _shapes([self.value(output, names) for output in outputs])
 
-    def note(self, name: str, outputs: tuple[Shape, ...]) -> None:
-        self.moments.append(Moment(_short(name), self.ledger.live, outputs))
+    def note(self, name: str, outputs: tuple[Shape, ...], *, channels_last: bool = False) -> None:
+        self.moments.append(Moment(_short(name), self.ledger.live, outputs, channels_last))
 
     # ---- expressions
 
@@ -301,7 +303,8 @@ class _Reader:
             result: Any = told[0] if len(told) == 1 else tuple(told)
         else:
             result = self.results(call, name, arguments, words)
-        self.note(name, _shapes(result if isinstance(result, (tuple, list)) else [result]))
+        outputs = _shapes(result if isinstance(result, (tuple, list)) else [result])
+        self.note(name, outputs, channels_last=any(map(_has_channels_last, arguments)))
         return result
 
     def results(self, call: ast.Call, name: str, arguments: list[Any], words: Names) -> Any:
@@ -412,6 +415,12 @@ def _unreadable(node: ast.AST, why: str = "no form that is known here") -> Unrea
 
 def _shapes(values: Sequence[Any]) -> tuple[Shape, ...]:
     return tuple(tuple(value.shape) for value in values if isinstance(value, torch.Tensor))
+
+
+def _has_channels_last(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or value.ndim != 4:
+        return False
+    return value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous()
 
 
 def _short(name: str) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from ..allocator import rounded
+from ..cost import Workspaces, is_convolution
 from ..fusion import type_of
 from ..lift import Lifted
 from ..nodes import tensors_of
@@ -49,7 +50,7 @@ def step_peak(
     coming = [_Tangent.of(node, lifted, booked) if node in expected else _Tangent(0, 0) for node in tangents]
     given = [*_saved(first, outputs), *(tangent.freed for tangent in coming)]
     second = footprint(backward, inputs=given, rounded=booked, device=kind)
-    workspace = _workspaces(lifted)
+    workspace = _Workspace(lifted, device)
     behind = start + first.left + sum(tangent.bytes for tangent in coming)
     return max(
         start + _peak(first, workspace),
@@ -80,21 +81,32 @@ def _saved(forward: Footprint, outputs: int) -> list[int | Handed]:
     return kept
 
 
-def _peak(found: Footprint, workspace: dict[tuple[str, Shapes], int]) -> int:
-    return max(found.peak, *(moment.bytes + _takes(moment, workspace) for moment in found.moments), 0)
+def _peak(found: Footprint, workspace: _Workspace) -> int:
+    return max(found.peak, *(moment.bytes + workspace.at(moment) for moment in found.moments), 0)
 
 
-def _takes(moment: Moment, workspace: dict[tuple[str, Shapes], int]) -> int:
-    return workspace.get((moment.call.rpartition(".")[2], moment.outputs), 0)
+class _Workspace:
+    """What kernels of their own take while they run, by operator and shapes of the results.
 
+    What a convolution takes depends on the layout of what it reads, and Inductor chooses that.
+    """
 
-def _workspaces(lifted: Lifted) -> dict[tuple[str, Shapes], int]:
-    """What kernels of their own take while they run, by operator and shapes of the results."""
-    found: dict[tuple[str, Shapes], int] = {}
-    for op in lifted.graph.ops:
-        if op.workspace:
+    def __init__(self, lifted: Lifted, device: torch.device) -> None:
+        self.known: dict[tuple[str, Shapes], int] = {}
+        self.convolutions: dict[tuple[str, Shapes], list[fx.Node]] = {}
+        measured = device.type == "cuda" and lifted.graph.prices.startswith("measured")
+        self.weigh = Workspaces(device) if measured else None
+        for op in lifted.graph.ops:
             node = lifted.node_of[op.name]
             shapes = tuple(tuple(tensor.shape) for tensor in tensors_of(node))
             key = (type_of(node).rpartition(".")[2], shapes)
-            found[key] = max(found.get(key, 0), op.workspace)
-    return found
+            self.known[key] = max(self.known.get(key, 0), op.workspace)
+            if is_convolution(node):
+                self.convolutions.setdefault(key, []).append(node)
+
+    def at(self, moment: Moment) -> int:
+        key = (moment.call.rpartition(".")[2], moment.outputs)
+        nodes = self.convolutions.get(key)
+        if self.weigh is None or not nodes:
+            return self.known.get(key, 0)
+        return max(self.weigh(node, channels_last=moment.channels_last) for node in nodes)

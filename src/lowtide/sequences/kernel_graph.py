@@ -26,11 +26,11 @@ def may_capture(device: torch.device) -> bool:
 def captured(body: Callable[[], None], device: torch.device) -> Replay:
     """What a function launches, to be launched again; raises RuntimeError where it waits for the device."""
     graph = torch.cuda.CUDAGraph()
+    pool = _keeper(device).pool()
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
     untouched = generator.clone_state()
     try:
         with _aside(device), _no_cached_casts():
-            pool: Any = _pool(device).id
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 body()
@@ -74,5 +74,12 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 @cache
-def _pool(device: torch.device) -> torch.cuda.MemPool:
-    return torch.cuda.MemPool()
+def _keeper(device: torch.device) -> torch.cuda.CUDAGraph:
+    """A graph that stays: while there is one, its pool of memory stays for the others."""
+    graph = torch.cuda.CUDAGraph()
+    number = torch.zeros((), device=device)
+    with torch.cuda.stream(_stream(device)):
+        graph.capture_begin(capture_error_mode="thread_local")
+        number.add_(1)
+        graph.capture_end()
+    return graph
