@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import headtohead
+import peak
 from headtohead_measure import Stand, calm
 from headtohead_models import SUBJECTS
 from headtohead_picture import HEIGHT, WIDTH, frontier, picture
@@ -384,3 +385,10 @@ def test_the_frontier_is_what_nothing_beats_as_a_staircase():
     root = Xml.fromstring(picture("model", [*rows, beaten]))
     (line,) = [path for path in root.iter(f"{SVG}path") if "frontier" in path.get("class", "")]
     assert re.fullmatch(r"M[\d.,]+(H[\d.]+V[\d.]+){2}", line.get("d"))
+
+
+def test_the_blocks_at_the_peak_are_those_that_took_most_together():
+    events = [("alloc", 1, 5), ("alloc", 2, 7), ("free_completed", 1, 5), ("alloc", 3, 4), ("alloc", 4, 3)]
+    events += [("free_completed", 2, 7), ("alloc", 1, 6), ("free_completed", 9, 1)]
+    found = peak.at_the_peak({"action": what, "addr": where, "size": size} for what, where, size in events)
+    assert [block["addr"] for block in found] == [2, 3, 4]
