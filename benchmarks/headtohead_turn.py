@@ -1,8 +1,8 @@
 """A turn on the device: of the processes that compile at the same time, one at a time measures.
 
 First steps run on the device too, and try kernels out: several may at the same time, but not while one
-measures (`beside_others`); while torch compiles they leave the device to the others. Who wants to measure
-shuts a door behind those that are in, so that it need not wait for more of them.
+measures (`beside_others`); while torch compiles they leave the device to the others. Who has waited long
+enough to measure shuts a door behind those that are in, so that it need not wait for more of them.
 
 The locks are those of files, so they are free again when their holder ends, however it ends. While a process
 has its turn, its threads run on a few cores that the others leave alone: launching kernels must not wait for
@@ -27,6 +27,9 @@ from lowtide import cost
 
 QUIET = 3
 """Cores that are kept for the process whose turn it is, on a machine of at least eight."""
+
+PATIENCE = 15.0
+"""Seconds that one waits to measure before the door is shut: meanwhile others get ready to measure, too."""
 
 
 class Turn:
@@ -58,10 +61,22 @@ class Turn:
 
     def take(self, kind: int) -> None:
         start = time.perf_counter()
-        fcntl.flock(self.door, fcntl.LOCK_EX)
-        fcntl.flock(self.file, kind)
-        fcntl.flock(self.door, fcntl.LOCK_UN)
+        if kind == fcntl.LOCK_SH or not self.comes_free():
+            fcntl.flock(self.door, fcntl.LOCK_EX)
+            fcntl.flock(self.file, kind)
+            fcntl.flock(self.door, fcntl.LOCK_UN)
         self.waited += time.perf_counter() - start
+
+    def comes_free(self) -> bool:
+        """Wait for a moment at which nobody uses the device, and take it."""
+        until = time.perf_counter() + PATIENCE
+        while time.perf_counter() < until:
+            try:
+                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                time.sleep(0.02)
+        return False
 
     def leave(self, _: object = None) -> None:
         fcntl.flock(self.file, fcntl.LOCK_UN)

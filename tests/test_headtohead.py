@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import headtohead
-import peak
 from headtohead_measure import Stand, calm
 from headtohead_models import SUBJECTS
 from headtohead_picture import HEIGHT, WIDTH, frontier, picture
@@ -24,6 +23,7 @@ from headtohead_table import table
 from headtohead_tools import blocks, budget_of, tool
 from headtohead_turn import Turn
 from headtohead_work import without_paths
+from peak import at_the_peak
 
 TINY = ("--device", "cpu", "--tiny", "--steps", "2", "--workers", "1", "--models", "gpt")
 
@@ -390,5 +390,5 @@ def test_the_frontier_is_what_nothing_beats_as_a_staircase():
 def test_the_blocks_at_the_peak_are_those_that_took_most_together():
     events = [("alloc", 1, 5), ("alloc", 2, 7), ("free_completed", 1, 5), ("alloc", 3, 4), ("alloc", 4, 3)]
     events += [("free_completed", 2, 7), ("alloc", 1, 6), ("free_completed", 9, 1)]
-    found = peak.at_the_peak({"action": what, "addr": where, "size": size} for what, where, size in events)
+    found = at_the_peak({"action": what, "addr": where, "size": size} for what, where, size in events)
     assert [block["addr"] for block in found] == [2, 3, 4]
