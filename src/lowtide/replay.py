@@ -8,10 +8,19 @@ from typing import Any
 
 import torch
 
-__all__ = ["keep_state", "look_at_state", "put_state", "run_again", "state_size", "take_state"]
+__all__ = [
+    "generator_of",
+    "keep_state",
+    "look_at_state",
+    "put_state",
+    "run_again",
+    "state_size",
+    "take_state",
+]
 
 
-def _generator(device: str) -> torch.Generator:
+def generator_of(device: str) -> torch.Generator:
+    """The generator that operators on a device draw from."""
     where = torch.device(device)
     if where.type == "cuda":
         index = torch.cuda.current_device() if where.index is None else where.index
@@ -21,7 +30,7 @@ def _generator(device: str) -> torch.Generator:
 
 def state_size(device: str) -> int:
     """The bytes of a device's random state."""
-    return _generator(device).get_state().numel()
+    return generator_of(device).get_state().numel()
 
 
 def take_state(device: str) -> torch.Tensor:
@@ -38,17 +47,17 @@ def keep_state(state: torch.Tensor) -> torch.Tensor:
 
 def look_at_state(device: str) -> torch.Tensor:
     """The random state of a device for a moment: it does not count."""
-    return _generator(device).get_state()
+    return generator_of(device).get_state()
 
 
 def put_state(state: torch.Tensor, device: str) -> None:
     """Let a device go on from a saved random state."""
-    _generator(device).set_state(state)
+    generator_of(device).set_state(state)
 
 
 def run_again(state: torch.Tensor, device: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a random op from a saved state and leave the present state as it is."""
-    generator = _generator(device)
+    generator = generator_of(device)
     present = generator.get_state()
     generator.set_state(state)
     try:

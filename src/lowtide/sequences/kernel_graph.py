@@ -1,7 +1,8 @@
 """Kernels that were launched once and are launched again as one: a CUDA graph.
 
-The graphs of all scans on a device share a pool of memory and a stream: what one has freed the next one uses,
-and the library's workspace, which belongs to the stream, is there once.
+The graphs of all scans on a stream share a pool of memory and a stream to be captured on: what one has freed
+the next one uses, and the library's workspace, which belongs to the stream, is there once. They run one
+behind the other; scans on different streams, which may run at the same time, share nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from functools import cache
 from typing import Any, TypeAlias
 
 import torch
+
+from ..replay import generator_of
 
 __all__ = ["Replay", "captured", "may_capture", "warm"]
 
@@ -26,8 +29,8 @@ def may_capture(device: torch.device) -> bool:
 def captured(body: Callable[[], None], device: torch.device) -> Replay:
     """What a function launches, to be launched again; raises RuntimeError where it waits for the device."""
     graph = torch.cuda.CUDAGraph()
-    pool = _keeper(device).pool()
-    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    pool = _keeper(device, _here(device)).pool()
+    generator = generator_of(str(device))
     untouched = generator.clone_state()
     try:
         with _aside(device), _no_cached_casts():
@@ -50,7 +53,7 @@ def warm(body: Callable[[], None], device: torch.device) -> None:
 
 @contextmanager
 def _aside(device: torch.device) -> Iterator[None]:
-    here, side = torch.cuda.current_stream(device), _stream(device)
+    here, side = torch.cuda.current_stream(device), _stream(device, _here(device))
     side.wait_stream(here)
     with torch.cuda.stream(side):
         yield
@@ -68,17 +71,23 @@ def _no_cached_casts() -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
+def _here(device: torch.device) -> int:
+    """The number of the present stream."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
 @cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
+def _stream(device: torch.device, beside: int) -> torch.cuda.Stream:
+    """The stream to capture on, for scans on a stream of that number."""
     return torch.cuda.Stream(device)
 
 
 @cache
-def _keeper(device: torch.device) -> torch.cuda.CUDAGraph:
+def _keeper(device: torch.device, beside: int) -> torch.cuda.CUDAGraph:
     """A graph that stays: while there is one, its pool of memory stays for the others."""
     graph = torch.cuda.CUDAGraph()
     number = torch.zeros((), device=device)
-    with torch.cuda.stream(_stream(device)):
+    with torch.cuda.stream(_stream(device, beside)):
         graph.capture_begin(capture_error_mode="thread_local")
         number.add_(1)
         graph.capture_end()
