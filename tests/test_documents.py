@@ -100,7 +100,8 @@ def test_code_of_the_page_on_sequences_runs(capsys):
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_examples_run_and_are_short(example, capsys):
+def test_examples_run_and_are_short(example, capsys, monkeypatch):
     assert len(example.read_text().splitlines()) <= 80
+    monkeypatch.setattr(sys, "argv", [str(example)])
     runpy.run_path(str(example), run_name="__main__")
     assert "peak" in capsys.readouterr().out
