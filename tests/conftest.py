@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 
 os.environ["LOWTIDE_CACHE"] = tempfile.mkdtemp(prefix="lowtide-test-")
 
@@ -34,6 +35,15 @@ def caplog_lowtide():
     logging.getLogger("lowtide").addHandler(handler)
     yield messages
     logging.getLogger("lowtide").removeHandler(handler)
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    """A group of this one process, for DistributedDataParallel."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    time.sleep(0.2)  # gloo's thread needs the GIL to end, and the group's end waits for it with the GIL held
+    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture

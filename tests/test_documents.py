@@ -99,6 +99,14 @@ def test_code_of_the_page_on_sequences_runs(capsys):
     assert capsys.readouterr().out.strip() in page
 
 
+def test_code_of_the_page_on_sketches_runs(capsys):
+    page = (ROOT / "docs" / "sketch.md").read_text()
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
+        exec(compile(block, "sketch.md", "exec"), names)
+    assert "noise / SGD's own" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_examples_run_and_are_short(example, capsys, monkeypatch):
     assert len(example.read_text().splitlines()) <= 80

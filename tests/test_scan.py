@@ -7,7 +7,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.parallel import DistributedDataParallel
@@ -67,7 +66,7 @@ def test_hooks_see_the_whole_gradient_once(when, make, weight, xs, start):
     assert same(weight.grad, expected * 2, 1e-12)
 
 
-def test_distributed_data_parallel(tmp_path):
+def test_distributed_data_parallel(process_group):
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -76,16 +75,12 @@ def test_distributed_data_parallel(tmp_path):
         def forward(self, xs):
             return scan(self.cell, self.cell.init(), xs, slots=3, reduce="sum")[1].pow(2).sum()
 
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
-    try:
-        net, xs = Net(), torch.randn(7, 2, 3, dtype=F64)
-        wanted = list(net.parameters())
-        loss = plain(net.cell, net.cell.init(), xs, reduce="sum")[1].pow(2).sum()
-        expected = torch.autograd.grad(loss, wanted)
-        DistributedDataParallel(net)(xs).backward()
-        assert same([parameter.grad for parameter in wanted], list(expected), 1e-12)
-    finally:
-        dist.destroy_process_group()
+    net, xs = Net(), torch.randn(7, 2, 3, dtype=F64)
+    wanted = list(net.parameters())
+    loss = plain(net.cell, net.cell.init(), xs, reduce="sum")[1].pow(2).sum()
+    expected = torch.autograd.grad(loss, wanted)
+    DistributedDataParallel(net)(xs).backward()
+    assert same([parameter.grad for parameter in wanted], list(expected), 1e-12)
 
 
 @pytest.mark.parametrize("way", [{"slots": 3}, {"budget": "100%"}], ids=str)

@@ -27,6 +27,7 @@ from .plan import Plan
 from .schedule import Drop, Run, Schedule
 from .sequences import Recurrent, ScanPlan, scan, scan_plan, while_scan
 from .simulate import Timeline, simulate
+from .sketching import Noise, noise, sketch, unsketch
 from .verify import Verification, verify
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ __all__ = [
     "GraphBreak",
     "LowtideError",
     "Measurement",
+    "Noise",
     "NothingToTrain",
     "Op",
     "Plan",
@@ -60,13 +62,16 @@ __all__ = [
     "checkpoint_chain",
     "frontier",
     "measure",
+    "noise",
     "plan",
     "plan_of",
     "scan",
     "scan_plan",
     "simulate",
+    "sketch",
     "solve",
     "uncap",
+    "unsketch",
     "verify",
     "while_scan",
 ]

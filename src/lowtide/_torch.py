@@ -54,6 +54,9 @@ NAMES: dict[str, tuple[str, str]] = {
     "fx_graph_cse": ("torch._functorch.compile_utils:fx_graph_cse", "2.11-2.13"),
     "engine_will_run": ("torch._C:_will_engine_execute_node", "2.11-2.13"),
     "guards": ("torch._C:_dynamo.guards", "2.11-2.13"),
+    "TracingContext": ("torch._guards:TracingContext", "2.11-2.13"),
+    "Tracer": ("torch._dynamo.symbolic_convert:InstructionTranslator", "2.11-2.13"),
+    "graph_task": ("torch._C:_current_graph_task_id", "2.11-2.13"),
     "saving_hooks": ("torch._C:_autograd._top_saved_tensors_default_hooks", "2.11-2.13"),
 }
 
@@ -99,6 +102,32 @@ def _exists(name: str) -> bool:
     except ImportError:
         return False
     return True
+
+
+def in_backward() -> bool:
+    """Whether a backward is going on in this thread; while a step is traced, none is."""
+    return not torch.compiler.is_compiling() and private("graph_task")() != -1
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def present_trace() -> int | None:
+    """A number for the trace of torch.compile that is being made, None outside of one.
+
+    None as well inside of a part that is traced by itself, as a checkpointed one is: what is traced there
+    must not be remembered outside (`current_tracer.parent` seen in 2.11-2.13).
+    """
+    if private("TracingContext").try_get() is None:
+        return None
+    tracer = private("Tracer").current_tx().output.current_tracer
+    return None if tracer.parent is not None else id(tracer)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def writes_traced() -> int:
+    """How often tensors were written to in place in the present trace (`example_value` seen in 2.11-2.13)."""
+    nodes = private("Tracer").current_tx().output.current_tracer.graph.nodes
+    values = [node.meta.get("example_value") for node in nodes]
+    return sum(value._version for value in values if isinstance(value, torch.Tensor))
 
 
 def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

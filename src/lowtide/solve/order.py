@@ -7,9 +7,10 @@ here. O(runs + reads + writes).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
-from ..graph import Graph
+from ..graph import Graph, Op
 from ..schedule import Drop, Run, Schedule, Step
 
 __all__ = ["first_order", "just_in_time", "with_drops", "without_waste"]
@@ -18,10 +19,13 @@ __all__ = ["first_order", "just_in_time", "with_drops", "without_waste"]
 def first_order(graph: Graph) -> tuple[list[str], list[str]]:
     """The order of keeping everything: each op once, in program order.
 
-    The forward runs what its outputs and the pinned forward ops need; all else waits for the backward, where
-    pure forward ops run right before the first op that reads them, as autograd would run them.
+    The forward runs what its outputs and the pinned forward ops need, and random ops with what is made of
+    them (the sketch of an input, say) where the program has them before its backward. All else waits for the
+    backward, where pure forward ops run right before the first op that reads them, as autograd runs them.
     """
     needed: set[str] = {value.name for value in graph.values if value.kind == "output"}
+    useful = _useful(graph)
+    needed.update(value for op in _drawn(graph) if op.name in useful for value in op.writes)
     forward: list[str] = []
     for op in reversed(graph.ops):
         if op.phase == "forward" and (op.kind == "pinned" or needed.intersection(op.writes)):
@@ -29,14 +33,24 @@ def first_order(graph: Graph) -> tuple[list[str], list[str]]:
             needed.update(op.reads)
     forward.reverse()
     early = set(forward)
-    useful = _useful(graph)
     later = [op for op in graph.ops if op.name in useful and op.name not in early]
-    # Random ops stay in program order, for they draw their numbers in the order in which they run.
+    # Later random ops stay in program order, too: they draw their numbers in the order in which they run.
     waiting = [op.name for op in later if op.phase == "forward" and op.kind == "pure"]
     idle = set(waiting)
     backward = just_in_time(graph, (op.name for op in later if op.name not in idle), waiting)
     idle.difference_update(backward)
     return forward, backward + [name for name in waiting if name in idle]
+
+
+def _drawn(graph: Graph) -> list[Op]:
+    """Random ops and those that depend on one, up to the first op of the backward."""
+    values: set[str] = set()
+    found: list[Op] = []
+    for op in itertools.takewhile(lambda op: op.phase == "forward", graph.ops):
+        if op.kind == "random" or not values.isdisjoint(op.reads):
+            values.update(op.writes)
+            found.append(op)
+    return found
 
 
 def just_in_time(graph: Graph, runs: Iterable[str], waiting: Iterable[str]) -> list[str]:

@@ -1,0 +1,71 @@
+"""What is kept of one layer's input: the kind of sketch, and the share of the rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import LowtideError
+from .draw import SEED_BYTES
+from .kind import Kind
+from .kinds import KINDS, find_kind
+
+__all__ = ["Choice", "fixed"]
+
+_DEFAULT_RATE = 0.2
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A kind by its name, and the rate: kept rows for each row. Kinds without a rate keep all rows."""
+
+    kind: str
+    rate: float
+
+    @classmethod
+    def make(cls, kind: str, rate: float | None) -> Choice:
+        """What a user wrote; refuses what cannot be."""
+        if not find_kind(kind).has_rate:
+            if rate is not None:
+                raise LowtideError(f"kind={kind!r} keeps every row, in fewer bits, and takes no rate")
+            return cls(kind, 1.0)
+        if rate is None:
+            return cls(kind, _DEFAULT_RATE)
+        number = isinstance(rate, int | float) and not isinstance(rate, bool)
+        if not number or not rate > 0 or math.isinf(rate):
+            raise LowtideError(f"rate={rate!r} must be above 0: the share of the rows to keep, as in 0.2")
+        return cls(kind, float(rate))
+
+    @property
+    def made(self) -> Kind:
+        """The kind itself."""
+        return KINDS[self.kind]
+
+    def rows(self, rows: int) -> int:
+        """How many of so many rows are kept, at least one."""
+        if not self.made.has_rate or self.rate >= 1:
+            return rows
+        return max(1, fixed(int(self.rate * rows + 0.5)))
+
+    def bytes(self, rows: int, features: int, dtype: torch.dtype) -> int:
+        """The bytes that are kept of an input, the seed included, a mask of rows not."""
+        if self.is_exact(rows, features, dtype):
+            return rows * features * dtype.itemsize
+        return self.sketch_bytes(rows, features, dtype)
+
+    def is_exact(self, rows: int, features: int, dtype: torch.dtype) -> bool:
+        """Whether the input is kept as it is: all its rows would be, or a sketch would not be smaller."""
+        if self.made.has_rate and self.rows(rows) >= rows:
+            return True
+        return self.sketch_bytes(rows, features, dtype) >= rows * features * dtype.itemsize
+
+    def sketch_bytes(self, rows: int, features: int, dtype: torch.dtype) -> int:
+        seed = SEED_BYTES if self.made.redraws else 0
+        return self.made.kept_bytes(rows, features, self.rows(rows), dtype) + seed
+
+
+def fixed(number: int) -> int:
+    """A number as it is, also where torch.compile would have a symbol: sketches are compiled for one size."""
+    return len(range(number))
