@@ -171,3 +171,29 @@ def test_an_unused_start_gets_no_gradient(captures, weight, xs, start):
         results.append(torch.autograd.grad(total, [weight, start, unused], allow_unused=True))
     assert results[0][2] is results[1][2] is None
     assert same(results[1][:2], results[0][:2])
+
+
+@pytest.mark.parametrize("reduce", [None, "mean", "last"])
+def test_rows_of_different_lengths(reduce, captures):
+    cell, xs = Lstm(), torch.rand(48, 3, 3, dtype=torch.float64, requires_grad=True)
+    lengths = torch.tensor([48, 17, 30])
+    found = []
+    for graphs in (True, False):
+        options = {"budget": "70%", "graphs": graphs, "reduce": reduce, "lengths": lengths}
+        carry, ys = scan(cell, cell.init(3), xs, **options)
+        loss = carry[0].sum() + ys.square().sum()
+        found.append((carry, ys, torch.autograd.grad(loss, [xs, *cell.parameters()])))
+    assert same(found[0], found[1])
+    assert captures["launched"]
+
+
+def test_steps_without_inputs(captures, weight, start):
+    def cell(h, _):
+        return torch.tanh(h @ weight), {"y": h.sum()}
+
+    found = []
+    for graphs in (True, False):
+        carry, ys = scan(cell, start, length=50, budget=BUDGET, graphs=graphs)
+        found.append((carry, ys, torch.autograd.grad(ys["y"].square().sum(), [weight, start])))
+    assert same(found[0], found[1])
+    assert captures["launched"]
