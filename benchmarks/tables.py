@@ -15,10 +15,12 @@ from typing import Any
 
 import plan_results
 import sequences_results
+import sketch_glue_results
+import sketch_memory_results
 from plan_tables import paper_table, plan_tables, plan_times_table
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "docs/exactness.md", "docs/how-it-works.md", "docs/sequences.md")
+DOCUMENTS = ("README.md", "docs/exactness.md", "docs/how-it-works.md", "docs/sequences.md", "docs/sketch.md")
 NAMES = {
     "gpt": "GPT, 12 layers, d=1024, 16 x 1024 tokens, bf16",
     "resnet50": "ResNet-50, batch 96",
@@ -90,6 +92,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "plan_times": lambda: plan_times_table(read("plan_times.jsonl")),
     "plans": lambda: plan_tables(plan_results.read()),
     "sequences": lambda: sequences_results.table(sequences_rows()),
+    "sketch_glue": lambda: sketch_glue_results.table(
+        sketch_glue_results.read(sketch_glue_results.RESULTS / "sketch_glue-h200.jsonl")
+    ),
+    "sketch_memory": lambda: sketch_memory_results.tables(
+        sketch_memory_results.read(sketch_memory_results.RESULTS / "sketch_memory-h200.jsonl").values()
+    ),
 }
 
 
