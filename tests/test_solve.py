@@ -24,7 +24,7 @@ seeds = st.integers(0, 10_000)
 @settings(max_examples=15, deadline=None)
 @given(seed=seeds, n=st.integers(1, 20), share=st.floats(0.3, 1.1), takes=st.booleans())
 def test_every_schedule_is_accepted_and_pinned_ops_run_once(method, seed, n, share, takes):
-    graph = random_graph(seed, n, takes=takes)
+    graph = random_graph(seed, min(n, 10) if method == "exact" else n, takes=takes)  # it has tests of its own
     top = simulate(graph, keep_all(graph)).peak
     schedule = METHODS[method](graph, int(top * share))
     timeline = simulate(graph, schedule)
