@@ -512,3 +512,13 @@ def test_a_mask_of_another_batch_is_not_used_outside_of_the_model():
     model(x, mask)
     assert len([t for t in model.net.mlp[0](x).grad_fn.saved_tensors if t is not None]) == 2
     assert model.net.mlp[0].forward.args[2].real is not None
+
+
+def test_a_turned_input_with_a_bias_under_autocast():
+    layer, x = nn.Linear(WIDTH, 8), torch.randn(WIDTH, 6, 5).permute(2, 1, 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, found = layer(x), sketch(layer)(x)
+    found.sum().backward()
+    assert found.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected)
+    assert layer.weight.grad.dtype == torch.float32

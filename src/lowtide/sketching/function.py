@@ -55,7 +55,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     if x.dim() <= 2 or x.is_contiguous():
         return functional.linear(x, weight, bias)
     output = functional.linear(x.reshape(-1, x.shape[-1]), weight).view(*x.shape[:-1], -1)
-    return output if bias is None else output + bias
+    return output if bias is None else output + bias.to(output.dtype)
 
 
 def cast(x: torch.Tensor) -> torch.Tensor:
