@@ -101,7 +101,11 @@ def _measured(lifted: Lifted, device: torch.device, *, channels_last: bool) -> L
             if op.name in lifted.traffic:
                 found[op.name] = Price(lifted.traffic[op.name] / speed, 0, None)
                 continue
-            cost = _price_of(node, device, known, channels_last=channels_last and is_convolution(node))
+            turned = channels_last and is_convolution(node)
+            key = _key(node, channels_last=turned)
+            if key not in known:
+                known[key] = _try_op(node, device, channels_last=turned)
+            cost = known[key]
             if cost.seconds is None:
                 guessed += not is_accumulation(node)
                 cost = Price(roofline_seconds(node, find_device(describe_known(device))), 0, None)
@@ -119,10 +123,12 @@ class Workspaces:
 
     def __call__(self, node: fx.Node, *, channels_last: bool) -> int:
         """The bytes that a convolution takes."""
-        with _untouched(self.device):
-            found = _price_of(node, self.device, self.known, channels_last=channels_last)
-        self.known.save()
-        return found.workspace
+        key = _key(node, channels_last=channels_last)
+        if key not in self.known:
+            with _untouched(self.device):
+                self.known[key] = _try_op(node, self.device, channels_last=channels_last)
+            self.known.save()
+        return self.known[key].workspace
 
 
 def is_convolution(node: fx.Node) -> bool:
@@ -131,11 +137,8 @@ def is_convolution(node: fx.Node) -> bool:
     return packet in (torch.ops.aten.convolution, torch.ops.aten.convolution_backward)
 
 
-def _price_of(node: fx.Node, device: torch.device, known: PriceList, *, channels_last: bool) -> Price:
-    key = signature(node) + (" channels last" if channels_last else "")
-    if key not in known:
-        known[key] = _try_op(node, device, channels_last=channels_last)
-    return known[key]
+def _key(node: fx.Node, *, channels_last: bool) -> str:
+    return signature(node) + (" channels last" if channels_last else "")
 
 
 def _bandwidth(known: PriceList, device: torch.device) -> float:

@@ -6,7 +6,7 @@ backward through them. Both do step by step what the loop over single steps does
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -118,12 +118,11 @@ class Chunk:
                 if mine is not None and leaf is not None:
                     mine.copy_(leaf[self.place(unit)])
 
-    def go_back_into(self, closed_totals: Several[Any]) -> Callable[[], None]:
-        """Going back, with the gradients of closed-over tensors added to these."""
-        return lambda: self.go_back(closed_totals)
-
     def go_back(self, closed_totals: Several[Any]) -> None:
-        """Run the steps and go backward through them; the gradients take the place of those given."""
+        """Run the steps and go backward through them; the gradients take the place of those given.
+
+        Those of closed-over tensors are added to `closed_totals`.
+        """
         closed = self.closed.with_leaves_of_its_own()
         carry: list[Any] = list(self.carry)
         records = []

@@ -13,24 +13,17 @@ cannot be captured.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 from ..say import say_once
 from .chunk import Chunk
 from .kernel_graph import Replay, captured, warm
-from .loop import Loop
+from .loop import Kept, Loop
 from .outputs import Last, Stacked, Summed
 from .record import Gradients
-from .surroundings import RandomState
 
 __all__ = ["GraphLoop"]
-
-
-class _Start(NamedTuple):
-    """Where the last unit started in the forward."""
-
-    carry: list[Any]
-    random: RandomState | None
 
 
 class GraphLoop(Loop):
@@ -42,7 +35,7 @@ class GraphLoop(Loop):
         self.device = chunk.carry[0].device
         self.works = True
         self.goes_back = False
-        self.start_of_last: _Start | None = None
+        self.start_of_last: Kept | None = None
         self.replay_advance: Replay | None = None
         self.replay_back: Replay | None = None
 
@@ -96,7 +89,7 @@ class GraphLoop(Loop):
         if keep and self.goes_back:  # going back runs it
             return
         if keep:
-            self.start_of_last = _Start(self.carry_to_keep(), self.random_state())
+            self.start_of_last = Kept(self.carry_to_keep(), self.random_state())
         self.chunk.read(unit, self.xs)
         assert self.replay_advance is not None
         self.replay_advance()
@@ -140,7 +133,7 @@ class GraphLoop(Loop):
         self.chunk.read(unit, self.xs)
         self.chunk.prepare_to_go_back(self.outputs, self.totals)
         self.chunk.read_gradients(unit, self.carry_gradients)
-        body = self.chunk.go_back_into(self.closed_totals)
+        body = partial(self.chunk.go_back, self.closed_totals)
         self.replay_back = self.capture(body, self.chunk.try_backward)
 
     def go_back_plainly(self, unit: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ class Graphing:
                 return found
         return None
 
-    @property
+    @cached_property
     def keep_all(self) -> int:
         """What keeping every step takes."""
         whole = make_scan_plan(self.sequence.length, chunk=self.sequence.chunk, sizes=self.run.sizes)

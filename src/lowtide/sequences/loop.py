@@ -24,7 +24,7 @@ from .sequence import Piece, Sequence, detached
 from .sizes import Known
 from .surroundings import RandomState, Surroundings
 
-__all__ = ["First", "Loop"]
+__all__ = ["First", "Kept", "Loop"]
 
 
 FEW = 64
@@ -40,7 +40,9 @@ class First(NamedTuple):
     flows: Flows
 
 
-class _Kept(NamedTuple):
+class Kept(NamedTuple):
+    """A carry, and the random state that the next unit starts from, where there are random numbers."""
+
     carry: list[Any]
     random: RandomState | None
 
@@ -68,7 +70,7 @@ class Loop:
         self.surroundings, self.random, self.start = surroundings, random, start
         self.look_ahead(actions)
         self.first = first
-        self.kept: dict[int, _Kept] = {}
+        self.kept: dict[int, Kept] = {}
         self.records: dict[int, tuple[Record, RandomState | None]] = {}
         self.workspace: Record | None = None
         self.carry: list[Any] = []
@@ -85,7 +87,7 @@ class Loop:
         Neither is held here: they will lead to the function that holds this loop.
         """
         self.carry = init
-        self.kept[0] = _Kept(init, self.surroundings.keep(self.start) if self.random else None)
+        self.kept[0] = Kept(init, self.surroundings.keep(self.start) if self.random else None)
         self.run_all()
         self.closed.purity.check()
         if not self.random and self.surroundings.differs(self.start):
@@ -141,7 +143,7 @@ class Loop:
             case Backward(unit):
                 self.go_back(unit)
             case Push(at, "hidden"):
-                self.kept[at] = _Kept(self.carry_to_keep(), self.random_state())
+                self.kept[at] = Kept(self.carry_to_keep(), self.random_state())
             case Push(at, _):
                 assert self.workspace is not None
                 again = starts_again(self.ahead.following)
