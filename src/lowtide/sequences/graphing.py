@@ -28,6 +28,9 @@ __all__ = ["Graphing"]
 LONGEST = 64
 """Longer chunks save next to nothing."""
 
+MANY = 1000
+"""So many plans are remembered for a cell: one for every length that comes."""
+
 CAPTURE = 12
 """What capturing a step costs, in steps that run in a graph: it is launched one by one, thrice."""
 
@@ -65,9 +68,19 @@ class Graphing:
 
     def plan(self, budget: int | str | Budget, chunk: int | None) -> ScanPlan | None:
         """The best plan for a budget, in chunks of that many steps if given; None where no chunk fits."""
-        asked, length = parse_budget(budget), self.sequence.length
+        asked, known = parse_budget(budget), self.run.known.plans
         if self.run.sizes is None or asked.word is not None:
             return None
+        key = asked, chunk, self.sequence.length
+        if key not in known:
+            if len(known) >= MANY:
+                known.clear()
+            known[key] = self.made_plan(asked, chunk)
+        found: ScanPlan | None = known[key]
+        return found
+
+    def made_plan(self, asked: Budget, chunk: int | None) -> ScanPlan | None:
+        length = self.sequence.length
         size = asked.bytes or int((asked.share or 0) * self.keep_all)
         lengths = [2**power for power in range(1, LONGEST.bit_length()) if 2 * 2**power <= length]
         guesses = [self.planned(steps, self.guess(steps), size) for steps in ([chunk] if chunk else lengths)]

@@ -7,7 +7,7 @@ seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,12 +46,13 @@ class Sizes:
 class Known:
     """What earlier scans have learnt of a cell.
 
-    The bytes of a unit, and of chunks by their steps; how many units were looked at; whether the cell can be
-    captured as a graph, as far as is known.
+    The bytes of a unit, and of chunks by their steps; plans for graphs that were made; how many units were
+    looked at; whether the cell can be captured as a graph, as far as is known.
     """
 
     sizes: Sizes | None = None
     chunks: dict[int, int] = field(default_factory=dict)
+    plans: dict[Hashable, Any] = field(default_factory=dict)
     looked_at: int = 0
     graphs: bool = True
 
