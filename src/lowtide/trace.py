@@ -26,6 +26,7 @@ from torch import fx
 from . import accumulate, batchnorm, dropout
 from .layout import lay_out
 from .nodes import depends_on, mutations
+from .padding import unpad_products
 from .rewrite import (
     drop_copies,
     drop_idle_views,
@@ -97,6 +98,7 @@ def make_trace(
     device = _device_of(primals)
     if compiled:
         look_through_views(joint.graph)
+        unpad_products(joint.graph)
     else:
         batchnorm.fuse(joint.graph)
         dropout.as_in_eager(joint.graph)
