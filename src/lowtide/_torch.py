@@ -49,7 +49,6 @@ NAMES: dict[str, tuple[str, str]] = {
     "CustomPartitionerFn": ("torch._inductor.custom_graph_pass:CustomPartitionerFn", "2.11-2.13"),
     "InductorChoices": ("torch._inductor.choices:InductorChoices", "2.11-2.13"),
     "decide_layout": ("torch._inductor.graph:GraphLowering.decide_layout_opt", "2.11-2.13"),
-    "inductor_config": ("torch._inductor.config", "2.11-2.13"),
     "inductor_now": ("torch._inductor.virtualized:V", "2.11-2.13"),
     "register_lowering": ("torch._inductor.lowering:register_lowering", "2.11-2.13"),
     "fx_graph_cse": ("torch._functorch.compile_utils:fx_graph_cse", "2.11-2.13"),

@@ -125,7 +125,7 @@ class _Fusing:
         if value.kind != "activation" or value.held or not readers:
             return False
         fuses = all(self.how[reader.name] != "apart" for reader in readers)
-        return fuses and (self.is_short(op) or self.is_narrowed(op))
+        return fuses and (self.is_short(op) or self.is_narrowed(op) or self.is_padded(op))
 
     def is_short(self, op: Op) -> bool:
         return len(self.expression[op.name].inside) < _MOST_INSIDE // 2
@@ -135,6 +135,11 @@ class _Fusing:
         readers = self.readers[op.writes[0]]
         written = sum(self.size[name] for name in readers[0].writes)
         return len(readers) == 1 and not self.is_read_later(op) and written < self.size[op.writes[0]]
+
+    def is_padded(self, op: Op) -> bool:
+        """Whether all that becomes of a value, close by, is itself with zeros: the loop gets no longer."""
+        nodes = [self.lifted.node_of[reader.name] for reader in self.readers[op.writes[0]]]
+        return [type_of(node) for node in nodes] == ["aten.constant_pad_nd"] and not self.is_read_later(op)
 
     def is_worth_it(self, op: Op) -> bool:
         """Whether reading what an op reads costs no more than reading its result."""
@@ -161,8 +166,10 @@ class _Fusing:
         Not where they can both be computed from something that is no larger.
         """
         name, wider = op.writes[0], reader.writes[0] if reader.writes else ""
-        if not wider or not self.is_read_later(reader) or self.size[name] >= self.size[wider]:
+        if not wider or not self.is_read_later(reader):
             return False
+        if self.size[name] >= self.size[wider] - self.size[wider] // _MUCH:
+            return False  # a matrix with a few zeros behind its rows is not wider
         return self.draws_inside(op) or not self.is_short(op) or not self.is_made_of_less(op)
 
     def inlined_traffic(self, op: Op) -> int:

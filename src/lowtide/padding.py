@@ -1,9 +1,9 @@
-"""Products without the zeros that torch pads their sums with, where rows are aligned without them.
+"""Matrices that torch pads for a product: written with their padding once, and read so by everything.
 
-Libraries multiply fast where rows begin at aligned addresses. A logit for each of 30522 words does not give
-such rows, so torch pads the operands of the product with zeros (`pad_mm`), which writes a whole copy of them.
-But what a loop of Inductor writes has rows that Inductor itself spreads to aligned addresses: there the copy
-gains nothing, and at the end of a language model it is the largest tensor of the step.
+Libraries multiply fast where the sizes of matrices are aligned, which 30522 words are not. So torch pads the
+operands of such a product with zeros (`pad_mm`). Where an operand is written by a loop anyway, that loop can
+write the zeros too: there is no copy of it (at the end of a language model it is the largest tensor of the
+step), and other products of it run as fast.
 """
 
 from __future__ import annotations
@@ -13,73 +13,58 @@ from typing import Any
 import torch
 from torch import fx
 
-from ._torch import private
 from .fusion import fusing
-from .rewrite import look_anew
 
-__all__ = ["unpad_products"]
+__all__ = ["pad_once"]
 
 aten = torch.ops.aten
 
-_ALIGNMENT = 16
-_VIEWS = (
-    aten.t.default,
-    aten.permute.default,
-    aten.view.default,
-    aten.reshape.default,
-    aten._unsafe_view.default,
-)
+_TURNS = ((aten.t.default, ()), (aten.permute.default, ([1, 0],)))
 
 
-def unpad_products(graph: fx.Graph) -> None:
-    """Let products read what was padded in the dimension that they sum over, where its rows are aligned."""
-    for node in graph.find_nodes(op="call_function", target=aten.mm.default):
-        operands = [_unpadded(node.args[place], dim=1 - place) for place in (0, 1)]
-        if all(operand is not None and (_is_aligned(operand) or _writer(operand)) for operand in operands):
-            node.args = tuple(operands)
-            for writer in filter(None, map(_writer, operands)):
-                _spread(writer)
+def pad_once(graph: fx.Graph) -> None:
+    """Let everything that reads what is padded for a product read the padded matrix."""
+    for padded in graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default):
+        source: Any = padded.args[0]
+        others = [user for user in source.users if user is not padded]
+        if _pads_rows(padded) and _is_loop(source) and all(user.op != "output" for user in others):
+            source.append(padded)
+            part = _call_behind(padded, aten.slice.Tensor, (padded, 1, 0, source.meta["val"].shape[1]))
+            for user in others:
+                user.replace_input_with(source, part)
+            for turned in [user for user in others if (user.target, user.args[1:]) in _TURNS]:
+                _multiply_padded(turned, padded)
 
 
-def _unpadded(node: Any, dim: int) -> fx.Node | None:
-    """What a node pads with zeros behind the end of one dimension alone."""
-    if node.target is not aten.constant_pad_nd.default or any(node.args[2:]) or node.kwargs:
-        return None
-    source, amounts = node.args[:2]  # before and behind: the last dimension, the first one
-    before, behind = ([*amounts, 0, 0][start:4:2] for start in (0, 1))
-    return None if any(before) or behind[dim] else source
+def _pads_rows(padded: fx.Node) -> bool:
+    """Whether zeros are put behind the rows of a matrix, and the whole goes into products."""
+    amounts: Any = padded.args[1]
+    behind_rows = [bool(amount) for amount in (*amounts, 0, 0)[:4]] == [False, True, False, False]
+    in_products = all(user.target is aten.mm.default for user in padded.users)
+    zeros = not any(padded.args[2:]) and not padded.kwargs.get("value")
+    return behind_rows and in_products and zeros and padded.meta["val"].dim() == 2
 
 
-def _is_aligned(node: fx.Node) -> bool:
-    """Whether the rows of a matrix in memory (its columns, if those lie there as rows) are aligned."""
-    value = node.meta["val"]
-    row = max(value.stride())
-    return isinstance(row, int) and row * value.element_size() % _ALIGNMENT == 0
+def _is_loop(node: fx.Node) -> bool:
+    return node.op == "call_function" and fusing(node) == "loop"
 
 
-def _writer(node: fx.Node | None) -> fx.Node | None:
-    """The loop that writes the rows of a matrix, if Inductor spreads them."""
-    while node is not None and node.target in _VIEWS and _keeps_rows(node):
-        node = node.args[0]  # type: ignore[assignment]
-    if node is None or node.op != "call_function" or node.target in _VIEWS or fusing(node) != "loop":
-        return None
-    value, config = node.meta["val"], private("inductor_config")
-    long = isinstance(value.shape[-1], int) and value.shape[-1] > config.padding_stride_threshold
-    return node if long and value.is_contiguous() and config.comprehensive_padding else None
+def _multiply_padded(turned: fx.Node, padded: fx.Node) -> None:
+    """Form products of the turned matrix with its padding: they get a few rows that nothing reads."""
+    products = [user for user in turned.users if user.target is aten.mm.default]
+    products = [product for product in products if product.args[0] is turned is not product.args[1]]
+    whole = _call_behind(turned, turned.target, (padded, *turned.args[1:]))
+    for product in products:
+        longer = _call_behind(product, aten.mm.default, (whole, product.args[1]))
+        part = _call_behind(longer, aten.slice.Tensor, (longer, 0, 0, product.meta["val"].shape[0]))
+        product.replace_all_uses_with(part)
 
 
-def _keeps_rows(view: fx.Node) -> bool:
-    before, after = view.args[0].meta["val"], view.meta["val"]  # type: ignore[union-attr]
-    return view.target in (aten.t.default, aten.permute.default) or before.shape[-1] == after.shape[-1]
-
-
-def _spread(node: fx.Node) -> None:
-    """Let a loop's result have the rows that Inductor gives it."""
-    old = node.meta["val"]
-    step = private("inductor_config").padding_alignment_bytes // old.element_size()
-    row = -(-old.shape[-1] // step) * step
-    with old.fake_mode:
-        wide = torch.empty((*old.shape[:-1], row), dtype=old.dtype, device=old.device)
-        node.meta["val"] = wide[..., : old.shape[-1]]
-    for user in node.users:
-        look_anew(user, old)
+def _call_behind(node: fx.Node, target: Any, args: tuple[Any, ...]) -> fx.Node:
+    """A new call behind a node, known by that one's module and line."""
+    with node.graph.inserting_after(node):
+        call = node.graph.call_function(target, args)
+    call.meta = {**node.meta}
+    with node.meta["val"].fake_mode:
+        call.meta["val"] = target(*fx.map_arg(args, lambda arg: arg.meta["val"]))
+    return call

@@ -17,7 +17,6 @@ __all__ = [
     "drop_copies",
     "drop_idle_views",
     "keep_mutated_inputs",
-    "look_anew",
     "look_through_views",
     "prune_tangents",
     "remove_dead",
@@ -49,7 +48,7 @@ def keep_mutated_inputs(graph: fx.Graph, primals: Sequence[fx.Node], tangents: S
             kept.meta["val"] = torch.empty_like(primal.meta["val"])
         for reader in readers:
             reader.replace_input_with(primal, kept)
-            look_anew(reader, primal.meta["val"])
+            _look_anew(reader, primal.meta["val"])
 
 
 def _is_small(primal: fx.Node, readers: Sequence[fx.Node]) -> bool:
@@ -57,13 +56,13 @@ def _is_small(primal: fx.Node, readers: Sequence[fx.Node]) -> bool:
     return bool(made > 4 * primal.meta["val"].numel() * primal.meta["val"].element_size())
 
 
-def look_anew(node: fx.Node, old: torch.Tensor) -> None:
+def _look_anew(node: fx.Node, old: torch.Tensor) -> None:
     """Derive the fake tensors of a view again, and of views of it, after what it looks at was replaced."""
     if node.op != "call_function" or all(storage_of(t) != storage_of(old) for t in tensors_of(node)):
         return
     _derive(node, old)
     for user in node.users:
-        look_anew(user, old)
+        _look_anew(user, old)
 
 
 def look_through_views(graph: fx.Graph) -> None:
@@ -104,7 +103,7 @@ def separate_tangents(tangents: Sequence[fx.Node]) -> None:
                     old.shape, old.stride(), dtype=old.dtype, device=old.device
                 )
             for user in node.users:
-                look_anew(user, old)
+                _look_anew(user, old)
         seen.add(storage_of(node.meta["val"]))
 
 

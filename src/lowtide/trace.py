@@ -26,7 +26,7 @@ from torch import fx
 from . import accumulate, batchnorm, dropout
 from .layout import lay_out
 from .nodes import depends_on, mutations
-from .padding import unpad_products
+from .padding import pad_once
 from .rewrite import (
     drop_copies,
     drop_idle_views,
@@ -97,8 +97,8 @@ def make_trace(
     expected = _expected(tangents, differentiate)
     device = _device_of(primals)
     if compiled:
+        pad_once(joint.graph)
         look_through_views(joint.graph)
-        unpad_products(joint.graph)
     else:
         batchnorm.fuse(joint.graph)
         dropout.as_in_eager(joint.graph)
