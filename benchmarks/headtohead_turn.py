@@ -24,6 +24,7 @@ from typing import Any
 from torch._dynamo.callback import callback_handler
 
 from lowtide import cost
+from lowtide.run.inductor import CompiledStep
 
 QUIET = 3
 """Cores that are kept for the process whose turn it is, on a machine of at least eight."""
@@ -33,13 +34,17 @@ PATIENCE = 15.0
 
 
 class Turn:
-    """A context; `waited` sums the seconds until it was this process's turn, `had` those of its turns."""
+    """A context; `waited` sums the seconds until it was this process's turn, `had` those of its turns.
+
+    `shares` says whether this process uses the device beside others now.
+    """
 
     def __init__(self, path: Path | None = None, *, quiet: int = QUIET) -> None:
         path = path or Path(tempfile.gettempdir()) / "lowtide-headtohead.lock"
         self.file = os.open(path, os.O_RDWR | os.O_CREAT)
         self.door = os.open(f"{path}.door", os.O_RDWR | os.O_CREAT)
         self.depth, self.waited, self.had, self.began = 0, 0.0, 0.0, time.perf_counter()
+        self.shares = False
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         self.quiet, self.others = (cores[:quiet], cores[quiet:]) if len(cores) >= 8 else ([], [])
         run_on(self.others)
@@ -65,6 +70,7 @@ class Turn:
             fcntl.flock(self.door, fcntl.LOCK_EX)
             fcntl.flock(self.file, kind)
             fcntl.flock(self.door, fcntl.LOCK_UN)
+        self.shares = kind == fcntl.LOCK_SH
         self.waited += time.perf_counter() - start
 
     def comes_free(self) -> bool:
@@ -79,7 +85,13 @@ class Turn:
         return False
 
     def leave(self, _: object = None) -> None:
+        self.shares = False
         fcntl.flock(self.file, fcntl.LOCK_UN)
+
+    def come_back(self, _: object = None) -> None:
+        """Use the device beside others again; who has the door need not be waited for twice."""
+        if not self.shares:
+            self.take(fcntl.LOCK_SH)
 
     @contextmanager
     def beside_others(self) -> Iterator[None]:
@@ -88,11 +100,9 @@ class Turn:
             yield
             return
 
-        def come_back(_: object) -> None:
-            self.take(fcntl.LOCK_SH)
-
-        calls = ((callback_handler.start_callbacks, self.leave), (callback_handler.end_callbacks, come_back))
-        self.take(fcntl.LOCK_SH)
+        starts, ends = callback_handler.start_callbacks, callback_handler.end_callbacks
+        calls = ((starts, self.leave), (ends, self.come_back))
+        self.come_back()
         for known, call in calls:
             known.append(call)
         try:
@@ -124,3 +134,18 @@ def measure_prices_in(turn: Turn) -> None:
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "lowtide" and getattr(module, "price", None) is original:
             module.price = price  # type: ignore[attr-defined]
+
+
+def compile_beside(turn: Turn) -> None:
+    """Let Lowtide leave the device to others while it compiles a step again, which torch does not see."""
+    original = CompiledStep.compile
+
+    def compile(step: CompiledStep, inputs: Any) -> Any:  # noqa: A001
+        beside = turn.shares
+        turn.leave() if beside else None
+        try:
+            return original(step, inputs)
+        finally:
+            turn.come_back() if beside else None
+
+    CompiledStep.compile = compile  # type: ignore[method-assign]

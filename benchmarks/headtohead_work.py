@@ -24,7 +24,9 @@ from headtohead_measure import Outcome, Stand, measured
 from headtohead_models import SUBJECTS
 from headtohead_results import BROKEN, OURS, TOOLS, Key, Row, append, key, read
 from headtohead_tools import Call, tool
-from headtohead_turn import Turn, measure_prices_in
+from headtohead_turn import Turn, compile_beside, measure_prices_in
+
+FIRST_STEPS = 3
 
 PAUSES = (0.0, 10.0, 20.0)
 """Seconds before each new trial of what ran out of memory: others give theirs back."""
@@ -38,6 +40,7 @@ class Worker:
         self.parent = os.getppid()  # when it is gone, nobody would stop this process
         self.turn = Turn()
         measure_prices_in(self.turn)
+        compile_beside(self.turn)
         if device == "cuda":
             torch.set_float32_matmul_precision("high")
         with self.turn.beside_others():
@@ -96,13 +99,17 @@ class Worker:
         return self.stand.compare(found, reference)
 
     def set_up(self, call: Call) -> float:
-        """Seconds of the first step, without those that it waited for others."""
+        """Seconds of the first steps, without those that it waited for others.
+
+        A step of Lowtide that was over its budget is compiled again in the next one.
+        """
         gc.collect()
         self.stand.tidy()
         start, waited = time.perf_counter(), self.turn.waited
         with self.turn.beside_others():
-            self.stand.step(call)
-            self.stand.finish()
+            for _ in range(FIRST_STEPS):
+                self.stand.step(call)
+                self.stand.finish()
         seconds = time.perf_counter() - start - (self.turn.waited - waited)
         self.stand.tidy()
         return round(seconds, 2)
