@@ -62,3 +62,32 @@ def xs():
 def start():
     """The first carry of a small cell."""
     return torch.randn(2, 4, dtype=torch.float64)
+
+
+@pytest.fixture
+def captures(monkeypatch):
+    """A stand-in for CUDA's graphs: a captured function is one that is called again.
+
+    What was captured, and how often each was launched; the test may set an error to be raised instead.
+    """
+    from lowtide.sequences import graph_loop, graphing, passage
+
+    found = {"launched": [], "error": None, "from": 0}
+
+    def captured(body, device):
+        number = len(found["launched"])
+        if found["error"] is not None and number >= found["from"]:
+            raise found["error"]
+        found["launched"].append(0)
+
+        def replay():
+            found["launched"][number] += 1
+            body()
+
+        return replay
+
+    for module in (graphing, passage):
+        monkeypatch.setattr(module, "may_capture", lambda device: True)
+    monkeypatch.setattr(graph_loop, "captured", captured)
+    monkeypatch.setattr(graph_loop, "warm", lambda body, device: body())
+    return found

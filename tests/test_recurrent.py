@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from loop_part import leaves_of, loop_part, size
 from lowtide import BudgetTooSmall, LowtideError
-from lowtide.measure import measure
 from lowtide.sequences.blocks import turned_rows
+from lowtide.sequences.passage import Passage
 from lowtide.sequences.recurrent import Recurrent
 
 KINDS = {
@@ -53,10 +54,6 @@ def start(module, rows):
     if not isinstance(module, nn.LSTM):
         return h
     return h, torch.randn(count, *batch, module.hidden_size, requires_grad=True)
-
-
-def leaves_of(tree):
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(tuple(tree)) if isinstance(leaf, torch.Tensor)]
 
 
 def differentiated(call, wanted):
@@ -222,30 +219,6 @@ def test_dropout_in_one_block_and_in_both_directions_is_that_of_the_module():
         check_equal(module, Recurrent(module, slots=2, chunk=3).eval(), x)
 
 
-def size(*tensors):
-    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
-
-
-def loop_part(wrapper, x):
-    """The peak of a forward and backward, beside inputs, parameters, outputs, start and their gradients."""
-    module = wrapper.wrapped
-    output, hidden = module(x)
-    data = x.data if isinstance(x, PackedSequence) else x
-    gradient = torch.ones_like(output.data if isinstance(x, PackedSequence) else output)
-    carry = size(*leaves_of([hidden]))
-    del output, hidden
-    module.zero_grad()
-    data.grad = None
-
-    def step():
-        output = wrapper(x)[0]
-        (output.data if isinstance(x, PackedSequence) else output).backward(gradient)
-
-    both_halves = size(gradient) if module.bidirectional else 0
-    beside = 2 * size(data, gradient, *module.parameters()) + carry + both_halves
-    return measure(step).peak - beside
-
-
 @pytest.mark.parametrize("kind", ["lstm", "gru", "tanh"])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_measured_bytes_are_the_predicted_ones(kind, layers):
@@ -310,6 +283,15 @@ def test_blocks_are_as_long_as_the_budget_allows():
     assert plans[2].runs_per_step < 3
 
 
+def test_blocks_are_weighed_once_for_a_module(monkeypatch):
+    module, x = make("lstm"), torch.randn(40, 3, 4)
+    plan = Recurrent(module, budget="50%").plan(x)
+    monkeypatch.setattr(Passage, "weighed", lambda *given: pytest.fail("weighed again"))
+    again = Recurrent(module, budget="50%")
+    assert again.plan(x) == plan
+    again(x)[0].sum().backward()
+
+
 def test_a_budget_below_the_floor_is_refused_and_changes_nothing():
     for options in ({}, {"bidirectional": True}):
         module = make("lstm", 2, dropout=0.3, **options)
@@ -356,7 +338,10 @@ def test_parameters_are_the_modules_own():
     wrapper.load_state_dict(other.state_dict())
     assert torch.equal(module.weight_hh_l1_reverse, other.weight_hh_l1_reverse)
     assert wrapper.hidden_size == 5
-    assert repr(wrapper) == "Recurrent(GRU(4, 5, num_layers=2, bidirectional=True), slots=2, chunk='auto')"
+    assert (
+        repr(wrapper)
+        == "Recurrent(GRU(4, 5, num_layers=2, bidirectional=True), slots=2, chunk='auto', graphs='auto')"
+    )
 
 
 def test_moving_and_modes_reach_the_module():

@@ -1,4 +1,4 @@
-"""Scans in graphs, with a stand-in for CUDA's: here a captured function is one that is called again.
+"""Scans in graphs, with a stand-in for CUDA's (`captures` in conftest.py).
 
 What CUDA itself does is in test_gpu.py.
 """
@@ -9,33 +9,10 @@ from torch import nn
 
 import lowtide
 from lowtide import LowtideError
-from lowtide.sequences import graph_loop, graphing, scan, scan_plan
+from lowtide.sequences import scan, scan_plan
 from plain_loop import Lstm, check, plain, same, step
 
 BUDGET = "60%"
-
-
-@pytest.fixture
-def captures(monkeypatch):
-    """What was captured, and how often each was launched; the test may set an error to be raised instead."""
-    found = {"launched": [], "error": None, "from": 0}
-
-    def captured(body, device):
-        number = len(found["launched"])
-        if found["error"] is not None and number >= found["from"]:
-            raise found["error"]
-        found["launched"].append(0)
-
-        def replay():
-            found["launched"][number] += 1
-            body()
-
-        return replay
-
-    monkeypatch.setattr(graphing, "may_capture", lambda device: True)
-    monkeypatch.setattr(graph_loop, "captured", captured)
-    monkeypatch.setattr(graph_loop, "warm", lambda body, device: body())
-    return found
 
 
 @pytest.fixture

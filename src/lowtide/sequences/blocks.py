@@ -11,7 +11,7 @@ slice of the packed rows, and the carry of a row that has ended stays as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -114,6 +114,9 @@ class BlockSequence(Sequence):
         else:
             output, carry = self.layers.run(block, carry, None)
         return carry, [Piece(self.place(unit), [output])]
+
+    def of_one_unit(self) -> BlockSequence:
+        return replace(self, length=self.chunk)
 
     def run_packed(
         self, block: torch.Tensor, carry: list[torch.Tensor], sizes: torch.Tensor

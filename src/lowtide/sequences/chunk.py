@@ -1,7 +1,8 @@
 """Several steps of a scan with fixed places in memory for all that goes in and out of them.
 
 So they can be captured as graphs of kernels: `advance` runs the steps, `go_back` runs them recorded and goes
-backward through them. Both do step by step what the loop over single steps does, in the same order.
+backward through them. For a cell both do step by step what the loop over single steps does, in the same
+order; for a stock module the steps are one block.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from .closed import Closed, graph_number
 from .outputs import Last, Outputs, Stacked, Summed
 from .record import Flows, Gradients, Record
-from .sequence import CellSequence, Place
+from .sequence import Place, Sequence
 
 __all__ = ["Chunk"]
 
@@ -27,7 +27,7 @@ class Chunk:
 
     def __init__(
         self,
-        sequence: CellSequence,
+        sequence: Sequence,
         carry: Several[torch.Tensor],
         xs: Several[torch.Tensor],
         wanted: Several[bool],
@@ -35,10 +35,10 @@ class Chunk:
         outputs: Outputs,
         sample: Several[torch.Tensor],
     ) -> None:
-        """`sample` are the outputs of some step."""
+        """`sample` are outputs of an inner unit; only their shape and kind are read."""
         self.sequence, self.closed, self.wanted = sequence, closed, list(wanted)
         steps = sequence.chunk
-        self.steps = replace(sequence, length=steps, chunk=1)
+        self.inner = sequence.of_one_unit()
         self.carry = [torch.empty_like(leaf) for leaf in carry]
         self.inputs = [leaf.new_empty((steps, *leaf.shape[1:])) for leaf in xs]
         self.outputs, self.sample = _outputs_of(outputs, steps, sample), sample
@@ -50,6 +50,11 @@ class Chunk:
         steps, length = self.sequence.chunk, self.sequence.length
         start = length - (unit + 1) * steps if self.sequence.reverse else unit * steps
         return slice(start, start + steps)
+
+    def take_sample(self) -> Several[torch.Tensor]:
+        """Outputs as an inner unit gives them; they are not held here any longer."""
+        sample, self.sample = self.sample, []
+        return sample
 
     def read(self, unit: int, xs: Iterable[torch.Tensor]) -> None:
         """Let the steps be those of a unit."""
@@ -66,8 +71,8 @@ class Chunk:
         """Run the steps; their carry takes the place of the one before."""
         closed = self.closed
         carry: list[Any] = list(self.carry)
-        for step in range(self.sequence.chunk):
-            record = self.record(step, carry, closed.minding() if step == 1 else closed.standing_in())
+        for unit in range(self.inner.units):
+            record = self.record(unit, carry, closed.minding() if unit == 1 else closed.standing_in())
             carry = record.next_carry
             for piece in record.take_outputs():
                 if self.outputs is not None:
@@ -76,19 +81,19 @@ class Chunk:
         self.start_from(carry)
 
     def try_forward(self) -> None:
-        """Run a step and leave no trace but a random state."""
+        """Run the first of the inner units and leave no trace but a random state."""
         self.record(0, list(self.carry), self.closed.standing_in())
 
     def try_backward(self) -> None:
-        """Run a step and go back through it; leaves no trace but a random state."""
+        """Run the first of the inner units and go back through it; leaves no trace but a random state."""
         closed = self.closed.with_leaves_of_its_own()
         record = self.recorded(0, list(self.carry), closed)
         given = [self.gradients_at(place) for place in record.places]
         record.backward(self.gradients, given, [closed.stand_ins[place] for place in closed.places])
 
-    def record(self, step: int, carry: list[Any], reading: AbstractContextManager[Any]) -> Record:
+    def record(self, unit: int, carry: list[Any], reading: AbstractContextManager[Any]) -> Record:
         with reading:
-            return Record(self.steps, step, carry, self.inputs, self.wanted)
+            return Record(self.inner, unit, carry, self.inputs, self.wanted)
 
     def prepare_to_go_back(self, outputs: Outputs, totals: Gradients) -> None:
         """Make places for gradients: those of the outputs are made of `totals`."""
@@ -126,28 +131,28 @@ class Chunk:
         closed = self.closed.with_leaves_of_its_own()
         carry: list[Any] = list(self.carry)
         records = []
-        for step in range(self.sequence.chunk):
-            records.append(self.recorded(step, carry, closed))
+        for unit in range(self.inner.units):
+            records.append(self.recorded(unit, carry, closed))
             carry = records[-1].next_carry
         del carry
         gradients = list(self.gradients)
         while records:
-            gradients = self.step_back(records.pop(), gradients, closed, closed_totals)
+            gradients = self.unit_back(records.pop(), gradients, closed, closed_totals)
         for mine, leaf in zip(self.gradients, gradients, strict=True):
             assert mine is not None
             mine.zero_() if leaf is None else mine.copy_(leaf)
         self.reached_start = [leaf is not None for leaf in gradients]
 
-    def recorded(self, step: int, carry: list[Any], closed: Closed) -> Record:
-        """A step that leads back to these leaves and to no others."""
+    def recorded(self, unit: int, carry: list[Any], closed: Closed) -> Record:
+        """An inner unit that leads back to these leaves and to no others."""
         start = graph_number()
-        record = self.record(step, carry, closed.standing_in())
+        record = self.record(unit, carry, closed.standing_in())
         record.take_outputs()
         record.keep()
         closed.refuse_others(record.ends, start, [*record.carry, *record.inputs])
         return record
 
-    def step_back(
+    def unit_back(
         self, record: Record, gradients: Gradients, leaves: Closed, closed_totals: Several[Any]
     ) -> Gradients:
         given = [self.gradients_at(place) for place in record.places]
@@ -181,7 +186,7 @@ def _outputs_of(outputs: Outputs, steps: int, sample: Several[torch.Tensor]) -> 
         mine.values = [torch.zeros_like(leaf) for leaf in sample]
         return mine
     if isinstance(outputs, Stacked):
-        mine = Stacked(steps)
-        mine.values = [leaf.new_empty((steps, *leaf.shape)) for leaf in sample]
+        mine = type(outputs)(steps)
+        mine.values = [mine.begin(leaf) for leaf in sample]
         return mine
     return None

@@ -6,7 +6,7 @@ launching it, and running steps again costs accordingly.
 Method: the actions are those of `loop`, and so are the operations of every step and their order. But a unit
 has fixed places in memory (`chunk`), so it can be captured once for a scan and launched again for each unit:
 one graph runs its steps, one runs them and goes back through them. Kept carries are copies. A unit unlike the
-others (the last one, if it is shorter or its output alone counts) runs as in `loop`; so do all where a cell
+others (the last one, if it is shorter or its output alone counts) runs as in `loop`; so do all where they
 cannot be captured.
 """
 
@@ -48,7 +48,7 @@ class GraphLoop(Loop):
     def forward(self, init: list[Any]) -> tuple[list[Any], list[Any]]:
         self.chunk.start_from(init)
         if self.chunk.outputs is not None:
-            self.outputs.values = [self.outputs.begin(leaf) for leaf in self.chunk.sample]
+            self.outputs.values = [self.outputs.begin(leaf) for leaf in self.chunk.take_sample()]
         self.replay_advance = self.capture(self.chunk.advance, self.chunk.try_forward)
         return super().forward(init)
 
@@ -89,7 +89,7 @@ class GraphLoop(Loop):
         if keep and self.goes_back:  # going back runs it
             return
         if keep:
-            self.start_of_last = Kept(self.carry_to_keep(), self.random_state())
+            self.start_of_last = self.kept.get(unit) or Kept(self.carry_to_keep(), self.random_state())
         self.chunk.read(unit, self.xs)
         assert self.replay_advance is not None
         self.replay_advance()
@@ -160,7 +160,7 @@ class GraphLoop(Loop):
             return captured(body, self.device)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-            say_once(f"a cell cannot be captured as a CUDA graph, so its scan runs step by step: {reason}")
+            say_once(f"a scan cannot be captured as CUDA graphs, so its units run one by one: {reason}")
             self.works = False
             if self.known is not None:
                 self.known.graphs = False

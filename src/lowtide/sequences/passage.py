@@ -11,17 +11,21 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ..errors import LowtideError
 from ..units import Budget, parse_budget
 from .batch import Batch
+from .block_plans import chosen_plans, plans_by_slots
 from .blocks import BlockSequence, Layers, turned_rows
+from .chunk import Chunk
 from .first import run_first
 from .function import apply
+from .kernel_graph import may_capture
 from .loop import Loop
 from .outputs import Blocks
 from .plan import ScanPlan
-from .sizes import Sizes
+from .sizes import Known, Sizes
 from .surroundings import Surroundings, devices_of
-from .ways import Way, chosen_plans, plans_by_slots, ways_of
+from .ways import Way, ways_of
 from .weights import in_one_piece, named_weights
 
 __all__ = ["Passage"]
@@ -52,25 +56,65 @@ class Passage:
         return Layers(self.module.mode, self.module.bias, calls, self.dropout)
 
     def plans(
-        self, budget: int | str | Budget | None, slots: int | None, chunk: int | str, *, weigh: bool = False
+        self,
+        budget: int | str | Budget | None,
+        slots: int | None,
+        chunk: int | str,
+        graphs: bool | str,
+        *,
+        weigh: bool = False,
     ) -> tuple[ScanPlan, ...]:
         """What each scan will do."""
         asked = None if budget is None else parse_budget(budget)
         length = None if isinstance(chunk, str) else min(chunk, self.batch.steps)
-        key = "plans", self.signature, self.batch.steps, asked, slots, length, weigh
-        return self.remembered(key, lambda: self.made_plans(asked, slots, length, weigh))  # type: ignore[no-any-return]
+        hindrance = None if graphs is False else self.hindrance(asked)
+        may = graphs if hindrance is None else False
+        key = "plans", self.signature, self.batch.steps, asked, slots, length, may, weigh
+        plans: tuple[ScanPlan, ...] = self.remembered(
+            key, lambda: self.made_plans(asked, slots, length, may, weigh)
+        )
+        if graphs is True and not plans[0].graphs:
+            hindrance = hindrance or f"no two blocks of its steps fit the budget {budget}"
+            raise LowtideError(f'the module cannot run in CUDA graphs: {hindrance}. Write graphs="auto"')
+        return plans
 
     def made_plans(
-        self, budget: Budget | None, slots: int | None, chunk: int | None, weigh: bool
+        self, budget: Budget | None, slots: int | None, chunk: int | None, graphs: bool | str, weigh: bool
     ) -> tuple[ScanPlan, ...]:
         steps = self.batch.steps
         if slots is not None:
             return plans_by_slots(self.ways, steps, slots, chunk, self.sizes if weigh else None)
         base = max(sum(w.numel() * w.itemsize for w in self.weights(way)) for way in self.ways)
-        return chosen_plans(self.ways, steps, budget, chunk, self.sizes, base, self.spare)
+        return chosen_plans(
+            self.ways,
+            steps,
+            budget,
+            chunk,
+            self.sizes,
+            base,
+            self.spare,
+            places=self.places if graphs else None,
+            graphs_only=graphs is True,
+        )
+
+    def hindrance(self, budget: Budget | None) -> str | None:
+        """Why its blocks cannot be captured as graphs, in words."""
+        if budget is None or budget.word is not None:
+            return "it has no budget in bytes or as a share"
+        if self.batch.sizes is not None:
+            return "its rows have different lengths"
+        if not may_capture(self.batch.data.device):
+            return "its input is not on a CUDA device, or a graph is being captured already"
+        if not all(self.known(way).graphs for way in self.ways):
+            return "it could not be captured"
+        return None
+
+    def known(self, way: Way) -> Known:
+        """What earlier calls have learnt of a scan."""
+        return self.remembered(("known", self.signature, way), Known)  # type: ignore[no-any-return]
 
     def remembered(self, key: Hashable, make: Any) -> Any:
-        known = _known.setdefault(self.owner, {})
+        known = _known.setdefault(self.module, {})
         if key not in known:
             if len(known) >= MANY:
                 known.clear()
@@ -115,6 +159,14 @@ class Passage:
         width = 2 * (self.module.proj_size or self.module.hidden_size)
         width += max(way.features for way in self.ways)
         return self.batch.rows * width * self.batch.data.itemsize
+
+    def places(self, way: Way, chunk: int) -> int:
+        """The bytes of the places of a block in a graph: carry, inputs, outputs, and gradients of all."""
+        data = self.batch.data
+        width = 2 * (self.module.proj_size or self.module.hidden_size)
+        width += way.features * (2 if way.layers[0] or data.requires_grad else 1)
+        state = sum(leaf.numel() * leaf.itemsize for leaf in self.carry(way))
+        return chunk * self.batch.rows * width * data.itemsize + 2 * state
 
     def sample(self, way: Way, chunk: int) -> torch.Tensor:
         """An input of a block: the batch's own first steps, or zeros where it does not come so."""
@@ -169,9 +221,15 @@ class Passage:
     def begun(
         self, sequence: BlockSequence, plan: ScanPlan, carry: list[torch.Tensor], data: torch.Tensor, way: Way
     ) -> Loop:
-        """A scan behind its first block, which only the loop holds on to."""
+        """A scan behind its first block, which only the loop holds on to; in graphs, before it."""
         run = run_first(sequence, carry, [data], owner=sequence, parameters=self.weights(way))
-        return run.loop(sequence, plan.actions(), xs=[data], outputs=Blocks(len(data)))
+        run.known, outputs = self.known(way), Blocks(len(data))
+        if not plan.graphs:
+            return run.loop(sequence, plan.actions(), xs=[data], outputs=outputs)
+        run.surroundings.go_on_from(run.start)
+        sample = [leaf.new_empty(()).expand_as(leaf) for leaf in run.first.pieces[0].leaves]
+        chunk = Chunk(sequence, carry, [data], [data.requires_grad], run.closed, outputs, sample)
+        return run.graph_loop(chunk, plan.actions(), xs=[data], outputs=outputs)
 
 
 def _with_ends(sizes: Sizes) -> Sizes:

@@ -24,6 +24,7 @@ __all__ = [
     "ScanPlan",
     "Strategy",
     "check_chunk",
+    "check_graphs",
     "check_one_given",
     "make_graph_plan",
     "make_scan_plan",
@@ -142,6 +143,12 @@ def check_chunk(chunk: object) -> None:
     """Refuse what is no number of steps."""
     if chunk != "auto" and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
         raise LowtideError(f'chunk={chunk!r} must be a whole number of steps of at least 1, or "auto"')
+
+
+def check_graphs(graphs: object) -> None:
+    """Refuse what says neither whether to capture nor to choose."""
+    if graphs not in (True, False, "auto"):
+        raise LowtideError(f'graphs={graphs!r} must be True, False or "auto"')
 
 
 def _all_kept(units: int) -> Problem:

@@ -21,7 +21,7 @@ from ..errors import LowtideError
 from ..units import Budget, parse_budget
 from .batch import Batch, is_sound, packed
 from .passage import Passage
-from .plan import ScanPlan, check_chunk, check_one_given
+from .plan import ScanPlan, check_chunk, check_graphs, check_one_given
 
 __all__ = ["Recurrent"]
 
@@ -41,6 +41,9 @@ class Recurrent(nn.Module):
     each direction of each bidirectional layer. With neither, without grad, and where nothing needs a
     gradient, the wrapped module's own forward runs. `chunk` is the number of steps in a block.
 
+    With a budget, blocks on a CUDA device are captured as CUDA graphs, where they can be: `graphs=False`
+    never captures, `graphs=True` refuses what cannot be captured.
+
     Dropout between layers is drawn block by block, so its masks are other ones than those of the wrapped
     module, and depend on `chunk`; those of a bidirectional stack are drawn for all steps at once.
 
@@ -56,12 +59,14 @@ class Recurrent(nn.Module):
         budget: int | str | Budget | None = None,
         slots: int | None = None,
         chunk: int | Literal["auto"] = "auto",
+        graphs: bool | Literal["auto"] = "auto",
     ) -> None:
         _check(module, budget, slots, chunk)
+        check_graphs(graphs)
         super().__init__()
         shared = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
         self.__dict__.update({name: module.__dict__[name] for name in shared}, wrapped=module)
-        self.budget, self.slots, self.chunk = budget, slots, chunk
+        self.budget, self.slots, self.chunk, self.graphs = budget, slots, chunk, graphs
         self.training = module.training
 
     @outside_dynamo
@@ -75,7 +80,7 @@ class Recurrent(nn.Module):
         if not (capped and torch.is_grad_enabled() and self._trains(input, hx)):
             return self._plainly(input, hx)
         passage = Passage(self, module, Batch(module, input, hx))
-        return passage.run(passage.plans(self.budget, self.slots, self.chunk))
+        return passage.run(passage.plans(self.budget, self.slots, self.chunk, self.graphs))
 
     def plan(self, x: Any, hx: Any = None, *, lengths: Any = None) -> ScanPlan | tuple[ScanPlan, ...]:
         """What a call with the same arguments would do; for a bidirectional module one plan for each scan.
@@ -93,7 +98,7 @@ class Recurrent(nn.Module):
             )
         with torch.enable_grad():
             passage = Passage(self, module, Batch(module, x, hx))
-            plans = passage.plans(self.budget, self.slots, self.chunk, weigh=True)
+            plans = passage.plans(self.budget, self.slots, self.chunk, self.graphs, weigh=True)
         return plans if module.bidirectional else plans[0]
 
     def _trains(self, x: Any, hx: Any) -> bool:
@@ -142,7 +147,7 @@ class Recurrent(nn.Module):
             super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        settings = {"budget": self.budget, "slots": self.slots, "chunk": self.chunk}
+        settings = {"budget": self.budget, "slots": self.slots, "chunk": self.chunk, "graphs": self.graphs}
         said = ", ".join(f"{name}={value!r}" for name, value in settings.items() if value is not None)
         return f"Recurrent({self.wrapped!r}, {said})"
 

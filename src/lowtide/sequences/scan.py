@@ -26,7 +26,7 @@ from .lengths import masked
 from .loop import Loop
 from .outputs import Outputs, make_outputs
 from .plain import run_plainly
-from .plan import ScanPlan, Strategy, check_chunk, make_scan_plan
+from .plan import ScanPlan, Strategy, check_chunk, check_graphs, make_scan_plan
 from .sequence import CellSequence, flat, say_leaf
 
 __all__ = ["scan", "scan_plan"]
@@ -145,8 +145,7 @@ class _Asked:
     ) -> None:
         if not callable(cell):
             raise LowtideError(f"the cell is {say_leaf(cell)}; it must be callable, as cell(carry, x)")
-        if graphs not in (True, False, "auto"):
-            raise LowtideError(f'graphs={graphs!r} must be True, False or "auto"')
+        check_graphs(graphs)
         self.owner, self.folds = cell, isinstance(reduce, tuple)
         self.graphs, self.chunk = graphs, None if isinstance(chunk, str) else chunk
         fold = getattr(reduce[0], "__code__", reduce[0]) if isinstance(reduce, tuple) and reduce else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -78,6 +78,15 @@ class Sequence(ABC):
     units: int
     """How many units there are."""
 
+    length: int
+    """How many steps there are."""
+
+    chunk: int
+    """The steps of a unit; the last one may have fewer."""
+
+    reverse: bool
+    """Whether it goes from the last step to the first."""
+
     signature: Hashable
     """What the bytes of a unit depend on, beside its carry and its inputs."""
 
@@ -92,6 +101,10 @@ class Sequence(ABC):
     @abstractmethod
     def run(self, unit: int, carry: list[Any], inputs: list[torch.Tensor]) -> tuple[list[Any], list[Piece]]:
         """Run a unit: the next carry and the outputs."""
+
+    @abstractmethod
+    def of_one_unit(self) -> Sequence:
+        """A sequence of the steps of one unit; when that is captured, they are recorded in its units."""
 
 
 @dataclass
@@ -131,6 +144,9 @@ class CellSequence(Sequence):
             carry, y = self.step(carry, x)
             pieces.append(Piece(time, y))
         return carry, pieces
+
+    def of_one_unit(self) -> CellSequence:
+        return replace(self, length=self.chunk, chunk=1)
 
     def step(self, carry: list[Any], x: list[torch.Tensor]) -> tuple[list[Any], list[Any]]:
         """One call of the cell; refuses a result that could not be the next step's carry."""
