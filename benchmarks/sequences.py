@@ -90,8 +90,9 @@ class Race:
         init = (self.start, self.start)
         return lowtide.scan(self.one, init, self.xs, reduce="sum", budget=budget, graphs=graphs)[1]
 
-    def recurrent(self, budget: str) -> Tensor:
-        return lowtide.Recurrent(self.module, budget=budget)(self.xs)[0].square().mean() * self.steps
+    def recurrent(self, budget: str, *, graphs: bool | Literal["auto"] = "auto") -> Tensor:
+        net = lowtide.Recurrent(self.module, budget=budget, graphs=graphs)
+        return net(self.xs)[0].square().mean() * self.steps
 
     def ways(self) -> Iterator[tuple[str, str, Step]]:
         """Every tool with its setting."""
@@ -105,6 +106,9 @@ class Race:
                 yield "steps", share, partial(self.scan, share, graphs=False)
         for share in SHARES:
             yield "recurrent", share, partial(self.recurrent, share)
+        if self.device.type == "cuda":
+            for share in SHARES:
+                yield "blocks", share, partial(self.recurrent, share, graphs=False)
 
 
 def run(race: Race, step: Step) -> list[Tensor | None]:

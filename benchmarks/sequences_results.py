@@ -22,6 +22,7 @@ NAMES = {
     "scan": "`lowtide.scan`",
     "steps": "`lowtide.scan(graphs=False)`",
     "recurrent": "`lowtide.Recurrent(nn.LSTM)`",
+    "blocks": "`lowtide.Recurrent(nn.LSTM, graphs=False)`",
 }
 
 
@@ -51,7 +52,7 @@ def one_table(rows: list[Row]) -> str:
 
 def line(row: Row, loop: Row) -> str:
     name = NAMES[row["tool"]]
-    if row["tool"] in ("scan", "steps", "recurrent"):
+    if row["tool"] in ("scan", "steps", "recurrent", "blocks"):
         name += f" at {row['setting']}"
     if "error" in row:
         return f"| {name} | does not fit | | | |"

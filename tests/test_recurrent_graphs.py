@@ -64,7 +64,7 @@ def test_dropout_between_layers_is_drawn_as_without_graphs(captures):
         found[-1].append(torch.rand(3))
     assert len(captures["launched"]) == 2
     for mine, true in zip(*found, strict=True):
-        torch.testing.assert_close(mine, true, rtol=1e-12, atol=1e-12)
+        assert torch.equal(mine, true)
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
@@ -135,3 +135,17 @@ def test_what_is_asked_for_is_refused_where_it_cannot_be(captures):
 def test_without_a_gpu_it_is_refused():
     with pytest.raises(LowtideError, match="not on a CUDA device"):
         Recurrent(nn.LSTM(4, 5), budget="50%", graphs=True)(torch.randn(40, 2, 4))
+
+
+def test_under_autocast_the_carry_is_as_the_blocks_hand_it_on(captures):
+    module = nn.LSTM(4, 5, num_layers=2).float()
+    x = torch.randn(22, 3, 4, dtype=torch.float32, requires_grad=True)
+    found = []
+    for graphs in (False, True):
+        wrapper = Recurrent(module, budget="80%", chunk=4, graphs=graphs)
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(gradients(wrapper, x, [x, *module.parameters()]))
+    assert len(captures["launched"]) == 2
+    assert found[1][1].dtype == torch.bfloat16
+    for mine, true in zip(*found, strict=True):
+        assert torch.equal(mine, true)

@@ -228,6 +228,7 @@ class Passage:
             return run.loop(sequence, plan.actions(), xs=[data], outputs=outputs)
         run.surroundings.go_on_from(run.start)
         sample = [leaf.new_empty(()).expand_as(leaf) for leaf in run.first.pieces[0].leaves]
+        carry = run.first.carry  # as blocks hand it on: under autocast of another dtype than the start
         chunk = Chunk(sequence, carry, [data], [data.requires_grad], run.closed, outputs, sample)
         return run.graph_loop(chunk, plan.actions(), xs=[data], outputs=outputs)
 
