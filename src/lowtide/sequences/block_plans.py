@@ -69,13 +69,14 @@ def chosen_plans(
     """
     if budget is None or budget.word is not None:
         return _plans(ways, steps, budget, chunk or 1, weigh)
-    whole = _whole(ways, steps, weigh, {chunk} if chunk else None)
-    asked = Budget(budget.text, bytes=budget.bytes or int((budget.share or 0) * whole))
+    size = budget.bytes or int((budget.share or 0) * _whole(ways, steps, weigh, chunk))
+    asked = Budget(budget.text, bytes=size)
     found = [_plans(ways, steps, asked, chunk or 1, weigh)]
     if chunk is None:
         found += _longer(found[0], ways, steps, asked, weigh, base, spare)
-    captured = [] if places is None else [_in_graphs(ways, plans, asked, places) for plans in found]
-    graphs = [plans for plans in captured if plans]
+    graphs = []
+    if places is not None:
+        graphs = [made for plans in found if (made := _in_graphs(ways, plans, asked, places))]
     return min(graphs if graphs and graphs_only else found + graphs, key=_cost)
 
 
@@ -101,9 +102,9 @@ def _longer(
     return found[1:]
 
 
-def _whole(ways: Several[Way], steps: int, weigh: Weigh, lengths: set[int] | None) -> int:
+def _whole(ways: Several[Way], steps: int, weigh: Weigh, chunk: int | None) -> int:
     """What keeping every step takes; as single steps may take more than blocks, a block is weighed too."""
-    lengths = lengths or {1, max(1, min(LONGEST, steps // LONGEST))}
+    lengths = {chunk} if chunk else {1, max(1, min(LONGEST, steps // LONGEST))}
     return min(
         sum(plan.keep_all or 0 for plan in _plans(ways, steps, None, length, weigh)) for length in lengths
     )
