@@ -163,7 +163,8 @@ def test_a_scan_in_graphs_is_bitwise_the_loop_step_after_step(steps, autocast):
     cell, step = dropping_cell()
     optimizer = torch.optim.SGD(cell.parameters(), 0.1)
     runs = []
-    for options in ({"graphs": False} if autocast else {}, {"budget": "30%", "graphs": True}):
+    plain = {"budget": "30%", "graphs": False} if autocast else {}
+    for options in (plain, {"budget": "30%", "graphs": True}):
         torch.manual_seed(0)
         for parameter in cell.parameters():
             torch.nn.init.normal_(parameter, std=0.1)

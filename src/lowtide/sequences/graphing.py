@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from .chunk import Chunk
 from .first import FirstRun
 from .kernel_graph import may_capture
 from .outputs import Last, Outputs, Summed
-from .plan import ScanPlan, make_graph_plan, make_scan_plan
+from .plan import ScanPlan, graph_runs, make_graph_plan, make_scan_plan
 from .sequence import CellSequence
 from .sizes import Sizes, Weighing
 
@@ -83,12 +84,23 @@ class Graphing:
         length = self.sequence.length
         size = asked.bytes or int((asked.share or 0) * self.keep_all)
         lengths = [2**power for power in range(1, LONGEST.bit_length()) if 2 * 2**power <= length]
-        guesses = [self.planned(steps, self.guess(steps), size) for steps in ([chunk] if chunk else lengths)]
-        for guess in sorted((plan for plan in guesses if plan is not None), key=_cost):
-            found = self.planned(guess.chunk, self.weigh(guess.chunk), size)
+        costs = {steps: self.cost(steps, size) for steps in ([chunk] if chunk else lengths)}
+        for steps in sorted(costs, key=costs.__getitem__):
+            found = self.planned(steps, self.weigh(steps), size) if costs[steps] < inf else None
             if found is not None:
                 return found
         return None
+
+    def cost(self, steps: int, size: int) -> float:
+        """Steps that run in such chunks, forward and backward, and what launching and capturing costs."""
+        length = self.sequence.length
+        runs = graph_runs(length, chunk=steps, sizes=self.sizes(self.guess(steps)), budget=size)
+        return inf if runs is None else runs + 2 * length + CAPTURE * steps + LAUNCH * length / steps
+
+    def sizes(self, work: int) -> Sizes:
+        known = self.run.sizes
+        assert known is not None
+        return Sizes(known.state, work, work, work, 0, known.start)
 
     @cached_property
     def keep_all(self) -> int:
@@ -98,13 +110,11 @@ class Graphing:
         return whole.keep_all
 
     def planned(self, steps: int, work: int, size: int) -> ScanPlan | None:
-        known, length = self.run.sizes, self.sequence.length
-        assert known is not None
-        sizes = Sizes(known.state, work, work, work, 0, known.start)
+        length = self.sequence.length
         return make_graph_plan(
             length,
             chunk=steps,
-            sizes=sizes,
+            sizes=self.sizes(work),
             budget=size,
             keep_all=self.keep_all,
             last_again=length % steps == 0 and not isinstance(self.outputs, Last),
@@ -169,9 +179,3 @@ class _Nowhere:
 
     def add(self, gradient: torch.Tensor | None) -> None:
         """Let go of it."""
-
-
-def _cost(plan: ScanPlan) -> float:
-    """Steps that run, forward and backward, with what launching and capturing them costs."""
-    units = plan.steps / plan.chunk
-    return plan.forward_count + 2 * plan.steps + CAPTURE * plan.chunk + LAUNCH * units

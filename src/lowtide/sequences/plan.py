@@ -26,6 +26,7 @@ __all__ = [
     "check_chunk",
     "check_graphs",
     "check_one_given",
+    "graph_runs",
     "make_graph_plan",
     "make_scan_plan",
 ]
@@ -124,13 +125,22 @@ def make_graph_plan(
 
     A chunk is recorded only on its way back. `last_again`: so is the last one, which has run by then.
     """
-    units = -(-steps // chunk)
-    slots = (budget - sizes.work) // max(sizes.state, 1)
+    slots = _graph_slots(sizes, budget)
     if slots < 1:
         return None
-    plan = _finished(read_problem(units, slots), steps, chunk, "hidden", sizes, budget)
+    plan = _finished(read_problem(-(-steps // chunk), slots), steps, chunk, "hidden", sizes, budget)
     count = plan.forward_count + (chunk if last_again else 0)
     return replace(plan, forward_count=count, keep_all=keep_all, graphs=True)
+
+
+def graph_runs(steps: int, *, chunk: int, sizes: Sizes, budget: int) -> int | None:
+    """About how often the cell runs in such a plan, without making it."""
+    slots = _graph_slots(sizes, budget)
+    return forward_count(-(-steps // chunk), slots) * chunk if slots >= 1 else None
+
+
+def _graph_slots(sizes: Sizes, budget: int) -> int:
+    return (budget - sizes.work) // max(sizes.state, 1)
 
 
 def check_one_given(budget: object, slots: object) -> None:
