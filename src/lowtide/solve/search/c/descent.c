@@ -477,14 +477,14 @@ void lowtide_anneal(Tape *t, i64 budget, i64 steps, double price, double hot, do
     i64 excess = profile_excess(&t->mem, 0, t->length, budget, INT64_MAX);
     double least = excess ? HUGE_VAL : t->seconds, seconds = t->seconds;
     for (i64 step = 0; step < steps; step++) {
-        double cooled = (double)step / (double)steps, heat = hot * pow(cold / hot, cooled);
         a.edits = 0;
         if (draw(&a) < 0.5) take_out(&a);
         else close_gap(&a);
         if (!a.edits) continue;
         i64 now = profile_excess(&t->mem, 0, t->length, budget, INT64_MAX);
         double more = t->seconds - seconds + price * (double)(now - excess);
-        if (more > 0 && draw(&a) >= exp(-more / heat)) {
+        double cooled = (double)step / (double)steps;
+        if (more > 0 && draw(&a) >= exp(-more / (hot * pow(cold / hot, cooled)))) {
             take_back(&a);
             t->seconds = seconds;
             continue;

@@ -12,21 +12,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BLOCK 16
+#define BLOCK 32
+#define FAR (INT64_MAX / 4) /* beyond all bytes, and far from where sums wrap around */
 
 typedef int64_t i64;
 typedef int32_t i32;
 
 typedef struct { /* of the used slots below it; `add` is included here, but not in what lies below */
     i64 add, least, most, sum;
-    i32 used;
+    i32 used; /* how many; without one, `least` and `most` are about FAR above and below */
 } Node;
 
 typedef struct {
     i32 length, leaves; /* the slots, BLOCK to a leaf; `leaves` is a power of two */
     i64 *level;         /* bytes at each slot, less what the nodes above it add */
-    uint8_t *used;
-    Node *nodes; /* 1 is the root, 2i and 2i+1 are below i */
+    uint32_t *used;     /* of each leaf: a bit for each slot */
+    Node *nodes;        /* 1 is the root, 2i and 2i+1 are below i */
 } Profile;
 
 static void profile_init(Profile *p, i32 length) {
@@ -34,7 +35,7 @@ static void profile_init(Profile *p, i32 length) {
     while (p->leaves * BLOCK < length) p->leaves *= 2;
     p->length = p->leaves * BLOCK;
     p->level = calloc((size_t)p->length, sizeof(i64));
-    p->used = calloc((size_t)p->length, 1);
+    p->used = calloc((size_t)p->leaves, sizeof(uint32_t));
     p->nodes = calloc(2 * (size_t)p->leaves, sizeof(Node));
 }
 
@@ -47,18 +48,33 @@ static void profile_free(Profile *p) {
 static void profile_copy(Profile *to, const Profile *from) {
     profile_init(to, from->length);
     memcpy(to->level, from->level, (size_t)from->length * sizeof(i64));
-    memcpy(to->used, from->used, (size_t)from->length);
+    memcpy(to->used, from->used, (size_t)from->leaves * sizeof(uint32_t));
     memcpy(to->nodes, from->nodes, 2 * (size_t)from->leaves * sizeof(Node));
+}
+
+/* Say whether a slot counts; its leaf has to be settled afterwards. */
+static void profile_use(Profile *p, i32 slot, int used) {
+    uint32_t bit = (uint32_t)1 << slot % BLOCK;
+    if (used) p->used[slot / BLOCK] |= bit;
+    else p->used[slot / BLOCK] &= ~bit;
+}
+
+/* The used slots of a leaf that lie from `low` up to `high`, as bits. */
+static uint32_t profile_used(const Profile *p, i32 leaf, i32 low, i32 high) {
+    uint32_t used = p->used[leaf];
+    i32 from = low - leaf * BLOCK, to = high - leaf * BLOCK;
+    if (from > 0) used &= ~(uint32_t)0 << from;
+    if (to < BLOCK) used &= ~(~(uint32_t)0 << to);
+    return used;
 }
 
 /* A leaf from its slots. */
 static void profile_gather(Profile *p, i32 leaf) {
     Node *n = &p->nodes[p->leaves + leaf];
-    i64 least = INT64_MAX, most = INT64_MIN, sum = 0;
+    i64 least = FAR, most = -FAR, sum = 0;
     i32 used = 0;
-    for (i32 s = leaf * BLOCK; s < (leaf + 1) * BLOCK; s++) {
-        if (!p->used[s]) continue;
-        i64 level = p->level[s] + n->add;
+    for (uint32_t left = p->used[leaf]; left; left &= left - 1) {
+        i64 level = p->level[leaf * BLOCK + __builtin_ctz(left)] + n->add;
         if (level < least) least = level;
         if (level > most) most = level;
         sum += level;
@@ -73,10 +89,8 @@ static void profile_join(Profile *p, i32 node) {
     const Node *a = &p->nodes[2 * node], *b = a + 1;
     n->used = a->used + b->used;
     n->sum = a->sum + b->sum + n->add * n->used;
-    n->least = INT64_MAX, n->most = INT64_MIN;
-    if (a->used) n->least = a->least + n->add, n->most = a->most + n->add;
-    if (b->used && b->least + n->add < n->least) n->least = b->least + n->add;
-    if (b->used && b->most + n->add > n->most) n->most = b->most + n->add;
+    n->least = (a->least < b->least ? a->least : b->least) + n->add;
+    n->most = (a->most > b->most ? a->most : b->most) + n->add;
 }
 
 static void profile_build(Profile *p) {
@@ -84,33 +98,43 @@ static void profile_build(Profile *p) {
     for (i32 node = p->leaves - 1; node > 0; node--) profile_join(p, node);
 }
 
-static void profile_settle(Profile *p, i32 slot) {
-    profile_gather(p, slot / BLOCK);
-    for (i32 node = (p->leaves + slot / BLOCK) / 2; node > 0; node /= 2) profile_join(p, node);
+/* Bring a leaf and all above it up to date. */
+static void profile_settle(Profile *p, i32 leaf) {
+    profile_gather(p, leaf);
+    for (i32 node = (p->leaves + leaf) / 2; node > 0; node /= 2) profile_join(p, node);
 }
 
-static void profile_add_below(Profile *p, i32 node, i32 start, i32 span, i32 low, i32 high, i64 bytes) {
+static void profile_add_all(Profile *p, i32 node, i64 bytes) {
     Node *n = &p->nodes[node];
-    if (low <= start && start + span <= high) {
-        n->add += bytes;
-        if (n->used) n->least += bytes, n->most += bytes, n->sum += bytes * n->used;
+    n->add += bytes, n->least += bytes, n->most += bytes, n->sum += bytes * n->used;
+}
+
+/* Add bytes to the slots from `low` up to, not including, `high`, which is in the leaf `last` or at its end.
+ * That leaf has to be settled afterwards: once for all the ranges that end in it. */
+static void profile_add_until(Profile *p, i32 low, i32 high, i32 last, i64 bytes) {
+    i32 first = low / BLOCK;
+    if (first >= last) {
+        for (i32 s = low; s < high; s++) p->level[s] += bytes;
         return;
     }
-    if (node >= p->leaves) {
-        i32 from = low > start ? low : start, to = high < start + span ? high : start + span;
-        for (i32 s = from; s < to; s++) p->level[s] += bytes;
-        profile_gather(p, node - p->leaves);
-        return;
+    for (i32 s = low; s < (first + 1) * BLOCK; s++) p->level[s] += bytes;
+    for (i32 s = last * BLOCK; s < high; s++) p->level[s] += bytes;
+    profile_gather(p, first);
+    i32 left = p->leaves + first, right = p->leaves + last;
+    while ((left ^ right) != 1) { /* until they are neighbours below one node */
+        if (!(left & 1)) profile_add_all(p, left + 1, bytes);
+        if (right & 1) profile_add_all(p, right - 1, bytes);
+        left /= 2, right /= 2;
+        profile_join(p, left);
     }
-    i32 half = span / 2;
-    if (low < start + half) profile_add_below(p, 2 * node, start, half, low, high, bytes);
-    if (high > start + half) profile_add_below(p, 2 * node + 1, start + half, half, low, high, bytes);
-    profile_join(p, node);
 }
 
 /* Add bytes to the slots from `low` up to, not including, `high`. */
 static void profile_add(Profile *p, i32 low, i32 high, i64 bytes) {
-    if (low < high && bytes) profile_add_below(p, 1, 0, p->length, low, high, bytes);
+    if (low >= high || !bytes) return;
+    i32 last = (high - 1) / BLOCK;
+    profile_add_until(p, low, high, last, bytes);
+    profile_settle(p, last);
 }
 
 static i64 profile_at(const Profile *p, i32 slot) {
@@ -125,9 +149,10 @@ static i64 profile_most_below(const Profile *p, i32 node, i32 start, i32 span, i
     if (low <= start && start + span <= high) return n->most + add;
     add += n->add;
     if (node >= p->leaves) {
-        i32 from = low > start ? low : start, to = high < start + span ? high : start + span;
-        for (i32 s = from; s < to; s++)
-            if (p->used[s] && p->level[s] + add > most) most = p->level[s] + add;
+        for (uint32_t left = profile_used(p, node - p->leaves, low, high); left; left &= left - 1) {
+            i64 level = p->level[start + __builtin_ctz(left)] + add;
+            if (level > most) most = level;
+        }
         return most;
     }
     i32 half = span / 2;
@@ -152,10 +177,9 @@ static i64 profile_excess_below(
     budget -= n->add;
     i64 excess = 0;
     if (node >= p->leaves) {
-        i32 from = low > start ? low : start, to = high < start + span ? high : start + span;
-        for (i32 s = from; s < to; s++) {
-            i64 over = p->level[s] - budget;
-            if (p->used[s] && over > 0) excess += over < cap ? over : cap;
+        for (uint32_t left = profile_used(p, node - p->leaves, low, high); left; left &= left - 1) {
+            i64 over = p->level[start + __builtin_ctz(left)] - budget;
+            if (over > 0) excess += over < cap ? over : cap;
         }
         return excess;
     }

@@ -130,7 +130,7 @@ static void tape_lay(Tape *t, const i32 *order, i32 count, i32 wide, i32 room) {
         level += change[s];
         if (t->saved) t->saved[s] = tape_saves(t, s);
         t->mem.level[s] = level - (t->saved ? t->saved[s] : 0);
-        t->mem.used[s] = t->at[s] >= 0;
+        profile_use(&t->mem, s, t->at[s] >= 0);
     }
     profile_build(&t->mem);
     free(change);
@@ -213,7 +213,7 @@ static void tape_edit(Tape *t, i32 op, i32 slot, i64 sign) {
     const Facts *f = t->facts;
     t->edits++;
     i64 here = sign * f->own[op];
-    i32 low = slot;
+    i32 low = slot, last = slot / BLOCK;
     for (i32 r = f->read_at[op]; r < f->read_at[op + 1]; r++) {
         i32 value = f->reads[r];
         Slots *e = &t->events[value];
@@ -223,7 +223,7 @@ static void tape_edit(Tape *t, i32 op, i32 slot, i64 sign) {
             here -= sign * f->size[value];
         } else {
             i32 before = e->at[index - 1] + 1;
-            profile_add(&t->mem, before, slot, sign * f->size[value]);
+            profile_add_until(&t->mem, before, slot, last, sign * f->size[value]);
             if (before < low) low = before;
         }
         if (sign > 0) slots_insert(e, index, slot);
@@ -235,15 +235,15 @@ static void tape_edit(Tape *t, i32 op, i32 slot, i64 sign) {
         if (sign < 0) slots_remove(e, index);
         if (index < e->count && t->at[e->at[index]] != op) {
             i32 before = e->at[index - 1] + 1;
-            profile_add(&t->mem, before, slot + 1, -sign * f->size[value]);
+            profile_add_until(&t->mem, before, slot + 1, last, -sign * f->size[value]);
             if (before < low) low = before;
         }
         if (sign > 0) slots_insert(e, index, slot);
     }
     t->mem.level[slot] += here;
     t->at[slot] = sign > 0 ? op : -1;
-    t->mem.used[slot] = sign > 0;
-    profile_settle(&t->mem, slot);
+    profile_use(&t->mem, slot, sign > 0);
+    profile_settle(&t->mem, last);
     t->seconds += (double)sign * f->seconds[op];
     tape_state(t, op, -1);
     Slots *runs = &t->runs[op];
