@@ -20,8 +20,10 @@ A value with `held` set is held by somebody else as well and may never be droppe
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from typing import Any, Literal
 
 from . import jsonform
@@ -138,6 +140,15 @@ class Graph:
         return {op.name: op for op in self.ops}
 
     @cached_property
+    def bits(self) -> dict[str, tuple[int, int]]:
+        """What each op reads and what it writes, as whole numbers with a bit for each value."""
+        bit = {value.name: 1 << index for index, value in enumerate(self.values)}
+        return {
+            op.name: (_union(bit[name] for name in op.reads), _union(bit[name] for name in op.writes))
+            for op in self.ops
+        }
+
+    @cached_property
     def writer(self) -> dict[str, Op]:
         """The op that writes each value; given values and tangents have none."""
         return {name: op for op in self.ops for name in op.writes}
@@ -213,6 +224,10 @@ class Graph:
     def from_json(cls, text: str) -> Graph:
         """The graph of a JSON text; nothing in it is executed."""
         return cls.from_dict(jsonform.parse(text, "graph"))
+
+
+def _union(sets: Iterable[int]) -> int:
+    return reduce(or_, sets, 0)
 
 
 def _check(graph: Graph) -> None:

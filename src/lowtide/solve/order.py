@@ -8,6 +8,7 @@ here. O(runs + reads + writes).
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from ..graph import Graph, Op
@@ -86,17 +87,20 @@ def without_waste(
 ) -> tuple[list[str], list[str]]:
     """An order without the runs again that write nothing anybody reads before it is written again."""
     runs = [*forward, *backward]
-    first = {name: index for index, name in reversed(list(enumerate(runs)))}
-    wanted: set[str] = set()
+    places = range(len(runs) - 1, -1, -1)
+    first = dict(zip(reversed(runs), places, strict=True))
+    bits = graph.bits
+    wanted = 0
     kept: list[int] = []
-    for index in range(len(runs) - 1, -1, -1):
-        op = graph.op[runs[index]]
-        if first[op.name] == index or not wanted.isdisjoint(op.writes):
+    for index in places:
+        name = runs[index]
+        reads, writes = bits[name]
+        if wanted & writes or first[name] == index:
             kept.append(index)
-            wanted.difference_update(op.writes)
-            wanted.update(op.reads)
+            wanted = wanted & ~writes | reads
     kept.reverse()
-    return [runs[i] for i in kept if i < len(forward)], [runs[i] for i in kept if i >= len(forward)]
+    split = bisect_left(kept, len(forward))
+    return [runs[i] for i in kept[:split]], [runs[i] for i in kept[split:]]
 
 
 def with_drops(graph: Graph, forward: Sequence[str], backward: Sequence[str]) -> Schedule:

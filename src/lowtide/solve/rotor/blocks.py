@@ -51,11 +51,12 @@ class Blocks:
         self.ways: list[list[tuple[Way, Block]]] = []
         for first in range(len(stages)):
             ends = [first + width - 1 for width in widths if first + width <= len(stages)]
-            blocks = [self._block(first, last) for last in ends]
-            for block in blocks:
+            found: list[tuple[Way, Block]] = []
+            for block in [self._block(first, last) for last in ends]:
                 if (key := block.key()) not in known:
                     known[key] = block.ways(ways)
-            self.ways.append([(way, block) for block in blocks for way in known[block.key()]])
+                found += [(way, block) for way in known[key]]
+            self.ways.append(found)
         self.plain = [self._block(i, i).needed(self._block(i, i).leaving) for i in range(len(stages))]
         self.chain = tuple(self._stage(index) for index in range(len(stages)))
 

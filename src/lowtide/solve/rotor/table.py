@@ -30,6 +30,7 @@ been kept stays until its backward (the paper's persistent schedules), and a lef
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -113,6 +114,7 @@ class ChainTable:
         self._measure(shared)
         count = len(self.stages)
         self.seconds = np.full((count + 1, count, self.rows), np.inf)
+        self._known: dict[tuple[int, int], _Choices] = {}
         for last in range(count):
             self.seconds[last + 1, last] = 0.0
         self._fill()
@@ -217,27 +219,59 @@ class ChainTable:
 
     def _choice(self, first: int, last: int, row: int) -> list[Action | tuple[int, int, int]]:
         """What the recurrence does with a part of the chain; keeping goes before splitting at equal time."""
-        found: list[tuple[float, list[Action | tuple[int, int, int]]]] = []
+        choices = self._choices(first, last)
+        left = row - choices.takes
+        seconds = choices.seconds + self.seconds[choices.goes_on, last, np.maximum(left, 0)]
+        seconds[len(choices.options) :] += self.seconds[first, first:last, row]
+        seconds[(left < 0) | (row < choices.needs)] = np.inf
+        best = int(seconds.argmin())
+        rest = int(choices.goes_on[best]), last, int(left[best])
+        if best < len(choices.options):
+            option = choices.options[best]
+            return [Action("save", first, option), rest, Action("backward", first, option)]
+        forward = [Action("forward", stage) for stage in range(first, rest[0])]
+        return [*forward, rest, (first, rest[0] - 1, row)]
+
+    def _choices(self, first: int, last: int) -> _Choices:
+        """What there is to choose from in a part of the chain: it is asked for many memories."""
+        if (first, last) not in self._known:
+            self._known[first, last] = self._find_choices(first, last)
+        return self._known[first, last]
+
+    def _find_choices(self, first: int, last: int) -> _Choices:
+        rows: list[tuple[int, int, int, float]] = []
+        options: list[int] = []
         for index, option in enumerate(self.stages[first].options):
-            end, left = first + option.stages - 1, row - self._up(option.saved)
-            fits = left >= 0 and row >= self._up(self._option_need(option, end, last))
-            if fits and (end == last if option.closes else end <= last):
-                time = option.forward + option.backward + self.seconds[end + 1, last, left]
-                save, back = Action("save", first, index), Action("backward", first, index)
-                found.append((time, [save, (end + 1, last, left), back]))
-        way: list[Action | tuple[int, int, int]] = []
-        time = 0.0
+            end = first + option.stages - 1
+            if end == last if option.closes else end <= last:
+                need = self._option_need(option, end, last)
+                rows.append((end + 1, self._up(option.saved), self._up(need), option.forward + option.backward))
+                options.append(index)
+        way = 0.0
         for k, need in enumerate(self._needs(first, last), start=first + 1):
-            way, time = [*way, Action("forward", k - 1)], time + self.forward[k - 1]
-            left = row - self._up(self.fresh[first][k])
-            if left >= 0 and row >= self._up(need):
-                total = time + self.seconds[k, last, left] + self.seconds[first, k - 1, row]
-                found.append((total, [*way, (k, last, left), (first, k - 1, row)]))
-        return min(found, key=lambda pair: pair[0])[1]
+            way += self.forward[k - 1]
+            rows.append((k, self._up(self.fresh[first][k]), self._up(need), way))
+        goes_on, takes, needs, seconds = zip(*rows, strict=True)
+        return _Choices(options, np.array(goes_on), np.array(takes), np.array(needs), np.array(seconds))
 
     def _up(self, size: int) -> int:
         """Bytes in units, rounded up; nothing below zero."""
         return max(-(-size // self.unit), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choices:
+    """What the recurrence may do with a part of the chain: keep by one of the `options`, then split.
+
+    Of each: the stage that `goes_on`, the units that it `takes` from there on and `needs` for its own runs,
+    and its seconds.
+    """
+
+    options: list[int]
+    goes_on: npt.NDArray[np.int64]
+    takes: npt.NDArray[np.int64]
+    needs: npt.NDArray[np.int64]
+    seconds: Floats
 
 
 def _shifted(rows: Floats, by: int) -> Floats:
