@@ -244,15 +244,15 @@ class ChainTable:
         for index, option in enumerate(self.stages[first].options):
             end = first + option.stages - 1
             if end == last if option.closes else end <= last:
-                need = self._option_need(option, end, last)
-                rows.append((end + 1, self._up(option.saved), self._up(need), option.forward + option.backward))
+                need, seconds = self._option_need(option, end, last), option.forward + option.backward
+                rows.append((end + 1, self._up(option.saved), self._up(need), seconds))
                 options.append(index)
         way = 0.0
         for k, need in enumerate(self._needs(first, last), start=first + 1):
             way += self.forward[k - 1]
             rows.append((k, self._up(self.fresh[first][k]), self._up(need), way))
-        goes_on, takes, needs, seconds = zip(*rows, strict=True)
-        return _Choices(options, np.array(goes_on), np.array(takes), np.array(needs), np.array(seconds))
+        goes_on, takes, needs, times = map(np.array, zip(*rows, strict=True))
+        return _Choices(options, goes_on, takes, needs, times)
 
     def _up(self, size: int) -> int:
         """Bytes in units, rounded up; nothing below zero."""

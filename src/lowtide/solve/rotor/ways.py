@@ -39,6 +39,24 @@ class Way:
     backward: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a run takes: bytes of room, its writes with their bytes, and the droppable values that it uses."""
+
+    room: int
+    writes: tuple[tuple[str, int], ...]
+    touches: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """The backward of a block for some kept values: its runs, their seconds and their most bytes."""
+
+    runs: list[str]
+    seconds: float
+    most: int
+
+
 class Places:
     """Where the droppable values of a graph are used, by stages.
 
@@ -73,19 +91,30 @@ class Places:
 
     def peak(self, runs: Iterable[str], start: int, there: set[str], stays: set[str]) -> int:
         """The most bytes of some runs: `start` of them first, `there` among these, `stays` never dropped."""
-        ops = [self.graph.op[name] for name in runs]
-        last = {value: index for index, op in enumerate(ops) for value in (*op.reads, *op.writes)}
+        traffic = [self.traffic[name] for name in runs]
+        last = {value: index for index, run in enumerate(traffic) for value in run.touches}
         now = most = start
-        for index, op in enumerate(ops):
-            sizes = [(value, self.graph.value[value].bytes) for value in op.writes]
-            most = max(most, now + sum(size for _, size in sizes) + op.workspace)
-            now += sum(size for value, size in sizes if value not in there)
-            there.update(op.writes)
-            for value in {*op.reads, *op.writes}:
-                if last[value] == index and value in there and value in self.size and value not in stays:
+        for index, run in enumerate(traffic):
+            most = max(most, now + run.room)
+            for value, size in run.writes:
+                if value not in there:
+                    now += size
+                    there.add(value)
+            for value in run.touches:
+                if last[value] == index and value in there and value not in stays:
                     now -= self.size[value]
                     there.remove(value)
         return most
+
+    @cached_property
+    def traffic(self) -> dict[str, Traffic]:
+        """What each op does to memory."""
+        return {op.name: self._traffic(op) for op in self.graph.ops}
+
+    def _traffic(self, op: Op) -> Traffic:
+        writes = tuple((name, self.graph.value[name].bytes) for name in op.writes)
+        touches = (name for name in dict.fromkeys((*op.reads, *op.writes)) if name in self.size)
+        return Traffic(sum(size for _, size in writes) + op.workspace, writes, tuple(touches))
 
 
 class Block:
@@ -151,12 +180,13 @@ class Block:
         """
         ways: list[Way] = []
         for kept in self._chosen(count):
+            back = self._measured(kept)
             if self.at_end:
-                ways.append(self._way(kept, kept, self.forward, closes=False))
+                ways.append(self._way(kept, self.forward, back, closes=False))
             else:
                 stays = kept | self.leaving
-                ways.append(self._way(kept, stays, self.needed(stays), closes=False))
-                ways.append(self._way(kept, kept, self.needed(kept), closes=True))
+                ways.append(self._way(stays, self.needed(stays), back, closes=False))
+                ways.append(self._way(kept, self.needed(kept), back, closes=True))
         return ways
 
     def needed(self, values: set[str]) -> list[str]:
@@ -164,21 +194,30 @@ class Block:
         runs = self._closure(values, set(), set())
         return [name for name in self.forward if name in runs]
 
-    def _way(self, kept: set[str], stays: set[str], forward: list[str], *, closes: bool) -> Way:
-        places, backward = self.places, self._back(kept)
-        saved, start = places.bytes(stays), places.bytes(kept) + self.gradient
-        most = places.peak(backward, start, kept | self.handed, self.kept_on)
+    def _way(self, stays: set[str], forward: list[str], back: Back, *, closes: bool) -> Way:
+        places = self.places
+        saved = places.bytes(stays)
         option = Option(
             saved,
             places.seconds(forward),
-            places.seconds(backward),
+            back.seconds,
             forward_temp=places.peak(forward, 0, set(), stays) - saved,
-            backward_temp=most - self.gradient - saved,
+            backward_temp=back.most - self.gradient - saved,
             stages=self.last - self.first + 1,
             closes=closes,
         )
-        number = {name: index for index, name in enumerate(self.ops)}
-        return Way(option, tuple(number[n] for n in forward), tuple(number[n] for n in backward))
+        return Way(option, tuple(self.number[n] for n in forward), tuple(self.number[n] for n in back.runs))
+
+    @cached_property
+    def number(self) -> dict[str, int]:
+        """The place of each op among those of the block."""
+        return {name: index for index, name in enumerate(self.ops)}
+
+    def _measured(self, kept: set[str]) -> Back:
+        places, runs = self.places, self._back(kept)
+        start = places.bytes(kept) + self.gradient
+        most = places.peak(runs, start, kept | self.handed, self.kept_on)
+        return Back(runs, places.seconds(runs), most)
 
     def _drops(self) -> Iterator[tuple[str, float]]:
         """What to drop, the least seconds per byte first, and the seconds that each drop adds."""
