@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ def _first_line(error: Any) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
+@lru_cache(maxsize=1 << 10)
 def is_internal(path: str) -> bool:
     """Whether a file is torch's or Lowtide's own machinery; the demonstration's model is a user's."""
     if Path(path) == Path(__file__).with_name("demo.py"):
