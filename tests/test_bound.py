@@ -142,16 +142,16 @@ def test_never_above_the_optimum_over_all_orders_and_infinite_only_where_nothing
 
 
 builders = st.one_of(
-    st.builds(random_graph, seeds, st.integers(1, 15)),
-    st.builds(random_graph, seeds, st.integers(1, 15), takes=st.just(True)),
-    st.builds(with_takes, st.builds(cnn, st.integers(1, 3)), seeds),
-    st.builds(chain, st.integers(2, 30)),
-    st.builds(cnn, st.integers(1, 3)),
+    st.builds(random_graph, seeds, st.integers(1, 10)),
+    st.builds(random_graph, seeds, st.integers(1, 10), takes=st.just(True)),
+    st.builds(with_takes, st.builds(cnn, st.integers(1, 2)), seeds),
+    st.builds(chain, st.integers(2, 20)),
+    st.builds(cnn, st.integers(1, 2)),
     st.builds(transformer, st.integers(1, 2)),
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(builders, st.floats(0.2, 1.0))
 def test_never_above_a_schedule_at_its_own_peak(graph, share):
     top = simulate(graph, keep_all(graph))

@@ -1,7 +1,5 @@
 """The compiled search does what its Python twins do, and there is a plan without a compiler too."""
 
-import os
-import subprocess
 import sys
 from random import Random
 
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 from graphs import chain, cnn, random_graph, transformer, with_takes
 from lowtide.graph import Graph, Op, Value
 from lowtide.simulate import simulate
-from lowtide.solve import keep_all
+from lowtide.solve import auto, keep_all
 from lowtide.solve.order import first_order
 from lowtide.solve.search.greedy import PlainTape
 from lowtide.solve.search.native import NativeTape, library
@@ -130,33 +128,37 @@ def test_a_descent_gives_up_after_so_many_edits():
     assert plain.order() == native.order()
 
 
-def test_there_is_a_plan_without_a_compiler(tmp_path):
-    script = (
-        "import sys; sys.path.insert(0, 'tests')\n"
-        "from graphs import transformer\n"
-        "from lowtide.simulate import simulate\n"
-        "from lowtide.solve import auto, keep_all\n"
-        "from lowtide.solve.search.native import library\n"
-        "graph = transformer(2)\n"
-        "budget = simulate(graph, keep_all(graph)).peak * 2 // 3\n"
-        "print(library() is None, simulate(graph, auto(graph, budget)).peak <= budget)\n"
-    )
-    for settings_ in ({"LOWTIDE_NATIVE": "0"}, {"PATH": "", "CC": "none", "LOWTIDE_CACHE": str(tmp_path)}):
-        run = subprocess.run(
-            [sys.executable, "-c", script], env={**os.environ, **settings_}, capture_output=True, text=True
-        )
-        assert run.stdout.split() == ["True", "True"], run.stderr
+@pytest.fixture
+def fresh_library(tmp_path, monkeypatch):
+    """A cache folder with nothing in it, and nothing remembered from before or for later."""
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    monkeypatch.setattr(sys.modules["lowtide.solve.auto"], "_remembered", {})
+    library.cache_clear()
+    yield tmp_path
+    library.cache_clear()
+
+
+@pytest.mark.parametrize("settings_", [{"LOWTIDE_NATIVE": "0"}, {"PATH": "", "CC": "none"}])
+def test_there_is_a_plan_without_a_compiler(fresh_library, monkeypatch, settings_):
+    for name, value in settings_.items():
+        monkeypatch.setenv(name, value)
+    graph = transformer(2)
+    budget = simulate(graph, keep_all(graph)).peak * 2 // 3
+    assert library() is None
+    assert simulate(graph, auto(graph, budget)).peak <= budget
+    assert not [*fresh_library.iterdir()]
 
 
 @needs_compiler
-def test_it_is_built_once_and_whole(tmp_path):
-    script = "from lowtide.solve.search.native import library; print(library() is not None)"
-    for _ in range(2):
-        env = {**os.environ, "LOWTIDE_CACHE": str(tmp_path)}
-        run = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
-        assert run.stdout.strip() == "True", run.stderr
-    (built,) = tmp_path.iterdir()
+def test_it_is_built_once_and_whole(fresh_library):
+    assert library() is not None
+    (built,) = fresh_library.iterdir()
     assert built.suffix == ".so"
+    first = built.stat()
+    library.cache_clear()
+    assert library() is not None
+    assert [*fresh_library.iterdir()] == [built]
+    assert (built.stat().st_ino, built.stat().st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
 
 
 def test_budgets_of_the_plain_twin_hold():
