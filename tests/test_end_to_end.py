@@ -16,6 +16,8 @@ CORE = {  # the models that run at every budget
     *("returns_dict", "returns_dataclass", "hf_gpt2", "hf_bert", "hf_t5"),
 }
 
+HALVED = {"gpt", "resnet", "densenet", "t5"}  # half the peak is within their reach
+
 # Tracing itself changes the last bits of these on the CPU: an in-place op on a slice, a layout.
 ROUNDS_DIFFERENTLY = {"gru_cells_odd_width", "returns_transposed"}
 
@@ -25,35 +27,28 @@ def verify(name, budget):
     return lowtide.verify(model, *args, kwargs=kwargs, budget=budget)
 
 
-def verify_or_floor(name, budget):
-    """At the budget, or at the smallest feasible one where that is above it."""
-    try:
-        return verify(name, budget)
-    except lowtide.BudgetTooSmall as error:
-        return verify(name, error.smallest)
-
-
 @pytest.mark.parametrize("name", ZOO)
 def test_step_is_exact_and_peak_as_predicted(name):
     for budget in ALL_BUDGETS if name in CORE else LOW_BUDGETS:
-        found = verify_or_floor(name, budget)
+        try:
+            found = verify(name, budget)
+        except lowtide.BudgetTooSmall:
+            assert budget != "min"  # which comes last and always fits
+            assert name not in HALVED
+            continue
         assert found.exact, f"{budget}: {found}"
         assert found.equal or name in ROUNDS_DIFFERENTLY, f"{budget}: {found}"
         assert found.measured == found.predicted, f"{budget}: {found}"
         assert found.plan.budget is None or found.measured <= found.plan.budget
         assert found.ok or name in ROUNDS_DIFFERENTLY
+        if budget == "50%" and name in HALVED:
+            assert found.measured <= found.plan.uncapped.peak / 2
+            assert found.plan.extra > 0
 
 
 def test_core_is_large_and_in_the_zoo():
     assert len(CORE) >= 25
-    assert set(ZOO) >= CORE
-
-
-@pytest.mark.parametrize("name", ["gpt", "resnet", "densenet", "t5"])
-def test_half_the_peak_is_within_reach(name):
-    found = verify(name, "50%")
-    assert found.measured <= found.plan.uncapped.peak / 2
-    assert found.plan.extra > 0
+    assert set(ZOO) >= CORE >= HALVED
 
 
 @pytest.mark.parametrize("name", ["gpt_dropout", "resnet"])

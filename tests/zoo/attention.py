@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from .case import Built, Supervised, case, labels
 
-WIDTH, HEADS, DEPTH, VOCAB, BATCH, TIME = 32, 4, 6, 64, 8, 32
+WIDTH, HEADS, DEPTH, VOCAB, BATCH, TIME = 32, 4, 4, 64, 8, 32
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -93,7 +93,7 @@ class Inception(nn.Module):
 
 @case("loss_inside", "conv", "batchnorm", "mutates", "inplace")
 def inception() -> Built:
-    return classifier(conv_bn(3, 16), *(Inception(16) for _ in range(5)), head(16), size=16)
+    return classifier(conv_bn(3, 16), *(Inception(16) for _ in range(3)), head(16), size=16)
 
 
 class UNet(nn.Module):
@@ -175,7 +175,7 @@ def mobilenet() -> Built:
             nn.BatchNorm2d(a),
         )
 
-    return classifier(conv_bn(3, 8, stride=2), *(block(8, 24) for _ in range(6)), head(8), size=32)
+    return classifier(conv_bn(3, 8, stride=2), *(block(8, 24) for _ in range(3)), head(8), size=32)
 
 
 @case("loss_inside", "conv", "dropout", "random", "inplace")

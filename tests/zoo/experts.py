@@ -7,7 +7,7 @@ from torch.nn import functional
 from .attention import WIDTH, Block, Decoder, SelfAttention, feed_forward, language
 from .case import Built, case
 
-EXPERTS, TOP = 4, 2
+DEPTH, EXPERTS, TOP = 3, 4, 2
 
 
 class DenseExperts(nn.Module):
@@ -45,7 +45,7 @@ class CapacityExperts(DenseExperts):
 
 
 def decoder_of(experts: type[DenseExperts]) -> Built:
-    return language(Decoder(*(Block(SelfAttention(causal=True), experts()) for _ in range(6))))
+    return language(Decoder(*(Block(SelfAttention(causal=True), experts()) for _ in range(DEPTH))))
 
 
 @case("loss_inside", "moe", "sdpa", "tied", "layernorm")

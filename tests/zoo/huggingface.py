@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .case import Built, case, labels
 
-VOCAB, BATCH, TIME = 64, 4, 32
+VOCAB, BATCH, TIME, LAYERS = 64, 4, 32, 3
 
 
 def build(model: str, config: str, **options: Any) -> nn.Module:
@@ -30,7 +30,7 @@ LLAMA = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 64,
-    "num_hidden_layers": 6,
+    "num_hidden_layers": LAYERS,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": TIME,
@@ -39,7 +39,7 @@ LLAMA = {
 
 @case("loss_inside", "transformers", "multi_output", "kwargs", "dropout", "random", "tied")
 def hf_gpt2() -> Built:
-    options = {"vocab_size": VOCAB, "n_positions": TIME, "n_embd": 32, "n_layer": 6, "n_head": 4}
+    options = {"vocab_size": VOCAB, "n_positions": TIME, "n_embd": 32, "n_layer": LAYERS, "n_head": 4}
     model = build("GPT2LMHeadModel", "GPT2Config", bos_token_id=0, eos_token_id=0, **options)
     model.loss_type = "ForCausalLM"  # otherwise the loss logs a warning, and the logging breaks the graph
     return causal(model)
@@ -67,7 +67,7 @@ def hf_bert() -> Built:
         "BertConfig",
         vocab_size=VOCAB,
         hidden_size=32,
-        num_hidden_layers=6,
+        num_hidden_layers=LAYERS,
         num_attention_heads=4,
         intermediate_size=64,
         max_position_embeddings=TIME,
@@ -86,7 +86,7 @@ def hf_t5() -> Built:
         d_model=32,
         d_kv=8,
         d_ff=64,
-        num_layers=3,
+        num_layers=2,
         num_heads=4,
         decoder_start_token_id=0,
     )
@@ -102,7 +102,7 @@ def hf_vit() -> Built:
         image_size=24,
         patch_size=4,
         hidden_size=32,
-        num_hidden_layers=6,
+        num_hidden_layers=LAYERS,
         num_attention_heads=4,
         intermediate_size=64,
         num_labels=5,

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from .case import Built, case, labels
 
-VOCAB, WIDTH, BATCH, TIME = 32, 32, 64, 12
+VOCAB, WIDTH, BATCH, TIME = 32, 32, 128, 6
 
 
 class CellLoop(nn.Module):
@@ -83,7 +83,7 @@ class ScanModel(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(VOCAB, 16)
-        self.layers = nn.ModuleList(SelectiveScan(16, 4) for _ in range(4))
+        self.layers = nn.ModuleList(SelectiveScan(16, 4) for _ in range(3))
 
     def forward(self, tokens: Tensor, target: Tensor) -> Tensor:
         x = self.embed(tokens)
@@ -94,4 +94,4 @@ class ScanModel(nn.Module):
 
 @case("loss_inside", "recurrent", "tied")
 def selective_scan() -> Built:
-    return sequences(ScanModel(), batch=16)
+    return sequences(ScanModel(), batch=32)
