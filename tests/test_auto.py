@@ -1,5 +1,6 @@
 """The planner that users get: how low, how fast, and what it promises about budgets."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from lowtide.solve.search.tape import Facts
 from lowtide.solve.sequence import forward_count
 from oracle import best_seconds
 
-GRAPHS = {"cnn": cnn(4), "transformer": transformer(3), "chain": chain(24)}
+GRAPHS = {"cnn": cnn(6), "transformer": transformer(4), "chain": chain(24)}
 
 
 def seconds(graph: Graph, budget: int) -> float:
@@ -27,7 +28,7 @@ def seconds(graph: Graph, budget: int) -> float:
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(0, 10_000), st.integers(2, 20), st.booleans())
+@given(st.integers(0, 10_000), st.integers(2, 14), st.booleans())
 def test_what_budget_zero_reaches_fits_and_more_budget_is_never_slower(seed, n, takes):
     graph = random_graph(seed, n, takes=takes)
     least = simulate(graph, auto(graph, 0)).peak
@@ -115,17 +116,16 @@ def test_the_plan_does_not_depend_on_the_process():
         "import hashlib; plan = auto(transformer(1), 100 << 20).to_json()\n"
         "print(hashlib.sha256(plan.encode()).hexdigest())\n"
     )
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(found) == 1
+    other = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONHASHSEED": other},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    plan = auto(transformer(1), 100 << 20).to_json()
+    assert found.strip() == hashlib.sha256(plan.encode()).hexdigest()
 
 
 def tiny(seed: int, takes: bool = False) -> Graph:
