@@ -243,7 +243,7 @@ class EncoderDecoder(nn.Module):
 @case("loss_inside", "sdpa", "tied")
 def t5() -> Built:
     tokens = labels(BATCH, 25, classes=VOCAB)
-    return EncoderDecoder(3), (labels(BATCH, TIME, classes=VOCAB), tokens[:, :-1], tokens[:, 1:]), {}
+    return EncoderDecoder(2), (labels(BATCH, TIME, classes=VOCAB), tokens[:, :-1], tokens[:, 1:]), {}
 
 
 class VisionTransformer(nn.Module):
