@@ -2,11 +2,13 @@
 
     PYTHONPATH=src python benchmarks/headtohead.py --workers 6 --deadline 540
     PYTHONPATH=src python benchmarks/headtohead.py --models gpt,unet --tools compile,lowtide-inductor
+    PYTHONPATH=src python benchmarks/headtohead.py --fill
     PYTHONPATH=src python benchmarks/headtohead.py --table --plot docs/headtohead
 
 Models, tools and settings are listed in headtohead_results.py. A row that the results file has is skipped, so
 a run can be stopped and continued; `--again errors` tries those anew that failed, `--again all` all that are
-asked for. The last row of a kind counts.
+asked for. The last row of a kind counts. `--fill` runs Lowtide at the very peaks of other tools' points that
+none of its rows meets yet: their peaks seldom are a round share of Lowtide's.
 
 Most of the time goes into compilers, which need no GPU: several processes work at once, each on a few rows of
 one model, and only what is measured (the eager reference and Lowtide's prices too) goes in turns.
@@ -35,6 +37,7 @@ from headtohead_results import (
     Key,
     Row,
     append,
+    beside_unmet,
     key,
     keys,
     latest,
@@ -213,6 +216,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--deadline", type=float, default=float("inf"), help="seconds of the whole run")
     parser.add_argument("--limit", type=float, default=480.0, help="seconds of a row")
     parser.add_argument("--again", choices=("none", "errors", "all"), default="none", help="rows to redo")
+    parser.add_argument(
+        "--fill", action="store_true", help="run Lowtide at the peaks of points that no row of it meets"
+    )
     parser.add_argument("--table", action="store_true", help="print the table and the verdict, run nothing")
     parser.add_argument("--plot", type=Path, metavar="FOLDER", help="draw the models there, run nothing")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -232,6 +238,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     args = parse(arguments)
     wanted = keys(args.models, args.tools, args.settings)
+    if args.fill:
+        wanted = [known for known in beside_unmet(read(args.out)) if known[0] in args.models]
     if args.worker:
         work(wanted, args)
         return

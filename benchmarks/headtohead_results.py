@@ -43,7 +43,10 @@ TOOLS: dict[str, tuple[str, ...]] = {
     "lowtide-eager": SHARES,
     "lowtide-inductor": SHARES,
 }
-"""The tools and their settings; the first setting of a tool is the one that keeps the most."""
+"""The tools and their settings; the first setting of a tool is the one that keeps the most.
+
+Lowtide takes a number of MiB as well, as in "5394MiB": the peak of another tool, to stand beside it.
+"""
 
 NAMES = {
     "eager": "PyTorch",
@@ -66,13 +69,19 @@ def key(row: Row) -> Key:
 
 def keys(models: Iterable[str], tools: Sequence[str], settings: Sequence[str] | None = None) -> list[Key]:
     """The rows that are asked for; `settings` choose among those of the tools that have any."""
+    more = [setting for setting in settings or () if is_size(setting)]
     return [
         (model, tool, setting)
         for model in models
         for tool in tools
-        for setting in TOOLS[tool]
+        for setting in (*TOOLS[tool], *(more if tool in OURS else ()))
         if not (settings and setting) or setting in settings
     ]
+
+
+def is_size(setting: str) -> bool:
+    """Whether a setting is a number of MiB."""
+    return setting.endswith("MiB")
 
 
 def read(path: Path) -> list[Row]:
@@ -93,7 +102,9 @@ def append(row: Row, path: Path) -> None:
 def latest(rows: Iterable[Row]) -> list[Row]:
     """The last row of each kind, in the order of the models, the tools and their settings."""
     found = {key(row): row for row in rows}
-    return [found[known] for known in keys(MODELS, list(TOOLS)) if known in found]
+    sizes = sorted({setting for *_, setting in found if is_size(setting)}, key=lambda size: -int(size[:-3]))
+    every = [setting for settings in TOOLS.values() for setting in settings]
+    return [found[known] for known in keys(MODELS, list(TOOLS), [*every, *sizes]) if known in found]
 
 
 def title(model: str, rows: Iterable[Row]) -> str:
@@ -133,6 +144,12 @@ def dominated(rows: Iterable[Row]) -> list[Verdict]:
         met = ours is not None and distance(ours, theirs) <= 1 + SLACK
         verdicts.append(Verdict(theirs, ours, met))
     return verdicts
+
+
+def beside_unmet(rows: Iterable[Row]) -> list[Key]:
+    """Rows of Lowtide at the peaks of those points of other tools that no row of it meets yet."""
+    unmet = [verdict.theirs for verdict in dominated(rows) if not verdict.met]
+    return [(row["model"], "lowtide-inductor", f"{row['peak'] >> 20}MiB") for row in unmet]
 
 
 def counts(row: Row) -> bool:

@@ -1,10 +1,23 @@
-"""The table of the head-to-head in Markdown, from its rows."""
+"""The tables of the head-to-head in Markdown, from its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headtohead_results import MODELS, NAMES, Row, latest, mib, points, title
+from headtohead_results import (
+    MODELS,
+    NAMES,
+    OURS,
+    VANILLA_SHARE,
+    Row,
+    counts,
+    dominated,
+    latest,
+    mib,
+    points,
+    ratios,
+    title,
+)
 
 COLUMNS = ("tool", "setting", "budget, MiB", "predicted peak, MiB", "peak, MiB", "reserved, MiB", "step, ms")
 HEAD = f"| {' | '.join(COLUMNS)} | set-up, s | gradients |\n|---|---|{6 * '---:|'}---|"
@@ -45,3 +58,42 @@ def gradients(row: Row) -> str:
     buffers = ", other buffers" if row.get("buffers") == "wrong" else ""
     difference = row.get("gradient_difference")
     return row["gradients"] + ("" if difference is None else f" ({difference:.1g})") + buffers
+
+
+def verdict_table(rows: Iterable[Row]) -> str:
+    """A line for each model: how many points of the others are met, how small and fast Lowtide gets."""
+    rows = latest(rows)
+    share = f"fastest within {VANILLA_SHARE:.0%} of PyTorch's peak"
+    head = f"| step | points of other tools met | smallest of the others | smallest of Lowtide | {share} |"
+    lines = [head, "|---|---|---|---|---|"]
+    for model in MODELS:
+        mine = [row for row in rows if row["model"] == model]
+        lines += [verdict_line(model, mine)] if any(counts(row) for row in points(mine)) else []
+    return "\n".join([*lines, "", *unmet(rows)])
+
+
+def verdict_line(model: str, rows: list[Row]) -> str:
+    found = dominated(rows)
+    base = next(row for row in rows if row["tool"] == "eager")
+    mine = [row for row in points(rows) if counts(row)]
+    least, others = (
+        min(side, key=lambda row: row["peak"])
+        for side in (mine, [row for row in points(rows) if row["tool"] not in OURS])
+    )
+    small = [row for row in mine if row["peak"] <= VANILLA_SHARE * base["peak"]]
+    fast = min(small, key=lambda row: row["milliseconds"], default=None)
+    met = f"{sum(verdict.met for verdict in found)} of {len(found)}"
+    cells = [title(model, rows), met, spot(others), spot(least), f"{ratios(fast, base)}" if fast else "none"]
+    return f"| {' | '.join(cells)} |"
+
+
+def spot(row: Row) -> str:
+    return f"{mib(row['peak'])} MiB, {row['milliseconds']:.1f} ms"
+
+
+def unmet(rows: Iterable[Row]) -> list[str]:
+    """The points of other tools that Lowtide does not meet, with what comes nearest."""
+    missed = [verdict for verdict in dominated(rows) if not verdict.met]
+    return [f"- {MODELS[verdict.theirs['model']].split(',')[0]}: {verdict}" for verdict in missed] or [
+        "Every point of the other tools is met."
+    ]

@@ -23,6 +23,7 @@ from torch._functorch import config
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import lowtide
+from headtohead_results import is_size
 
 Call = Callable[..., Tensor]
 Budget = int | str
@@ -117,6 +118,8 @@ def budget_of(setting: str, uncapped: int | None) -> Budget:
         return "min"
     if setting == "uncapped":
         return "100%"
+    if is_size(setting):
+        return int(setting.removesuffix("MiB")) << 20
     if uncapped is None:
         raise ValueError(f"there is no uncapped peak to take {setting} of")
     return uncapped * int(setting.rstrip("%")) // 100

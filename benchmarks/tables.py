@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import headtohead_table
 import plan_results
 import sequences_results
 import sketch_glue_results
@@ -20,7 +21,14 @@ import sketch_memory_results
 from plan_tables import paper_table, plan_tables, plan_times_table
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "docs/exactness.md", "docs/how-it-works.md", "docs/sequences.md", "docs/sketch.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/exactness.md",
+    "docs/head-to-head.md",
+    "docs/how-it-works.md",
+    "docs/sequences.md",
+    "docs/sketch.md",
+)
 NAMES = {
     "gpt": "GPT, 12 layers, d=1024, 16 x 1024 tokens, bf16",
     "resnet50": "ResNet-50, batch 96",
@@ -88,6 +96,8 @@ def sequences_rows() -> list[dict[str, Any]]:
 TABLES: dict[str, Callable[[], str]] = {
     "exactness": lambda: exactness(short=True),
     "exactness-all": lambda: exactness(short=False),
+    "headtohead": lambda: headtohead_table.table(read("headtohead-h200.jsonl")),
+    "headtohead-verdict": lambda: headtohead_table.verdict_table(read("headtohead-h200.jsonl")),
     "paper": paper,
     "plan_times": lambda: plan_times_table(read("plan_times.jsonl")),
     "plans": lambda: plan_tables(plan_results.read()),

@@ -18,8 +18,19 @@ import headtohead
 from headtohead_measure import Stand, calm
 from headtohead_models import SUBJECTS
 from headtohead_picture import HEIGHT, WIDTH, frontier, picture
-from headtohead_results import MODELS, TOOLS, append, dominated, key, keys, latest, read, verdict_text
-from headtohead_table import table
+from headtohead_results import (
+    MODELS,
+    TOOLS,
+    append,
+    beside_unmet,
+    dominated,
+    key,
+    keys,
+    latest,
+    read,
+    verdict_text,
+)
+from headtohead_table import table, verdict_table
 from headtohead_tools import blocks, budget_of, tool
 from headtohead_turn import Turn
 from headtohead_work import without_paths
@@ -273,7 +284,7 @@ def test_errors_say_no_path_of_the_machine():
 
 
 def made_up(tool_name, setting, peak, milliseconds, **more):
-    row = {"model": "gpt", "tool": tool_name, "setting": setting, "peak": peak * 2**20}
+    row = {"model": "gpt", "tool": tool_name, "setting": setting, "peak": int(peak * 2**20)}
     return {**row, "milliseconds": milliseconds, "setup_seconds": 1.0, "gradients": "ok", **more}
 
 
@@ -305,6 +316,27 @@ def test_two_per_cent_are_equal_and_more_are_not():
         (verdict,) = dominated([theirs, made_up("lowtide-inductor", "80%", peak, milliseconds)])
         assert verdict.met == met
         assert ("NOT MET, nearest is lowtide-inductor 80%" in str(verdict)) != met
+
+
+def test_what_is_not_met_is_tried_at_its_own_peak():
+    near = made_up("lowtide-inductor", "60%", 500, 50.0)
+    wanted = ("gpt", "lowtide-inductor", "699MiB")
+    assert beside_unmet([made_up("compile", "1.0", 699.5, 40.0), near]) == [wanted]
+    assert beside_unmet([*ROWS, near]) == []
+    assert budget_of("699MiB", None) == 699 * 2**20
+    asked = keys(["gpt"], ["compile", "lowtide-inductor"], ["0.5", "699MiB"])
+    assert asked == [("gpt", "compile", "0.5"), wanted]
+    sized = made_up("lowtide-inductor", "699MiB", 690, 41.0)
+    assert [row["setting"] for row in latest([sized, *ROWS])][-2:] == ["25%", "699MiB"]
+
+
+def test_the_table_of_verdicts():
+    text = verdict_table(ROWS)
+    assert "| 4 of 4 | 500 MiB, 63.0 ms | 300 MiB, 70.0 ms | peak -57.0%, time -4.0% |" in text
+    assert text.endswith("Every point of the other tools is met.")
+    worse = verdict_table([*ROWS[:5], made_up("lowtide-inductor", "60%", 430, 64.0)])
+    assert "- GPT: checkpoint [500 MiB, 63.0 ms]: met" not in worse
+    assert "- GPT: compile 1.0 [700 MiB, 40.0 ms]: NOT MET, nearest is" in worse
 
 
 def test_wrong_gradients_of_lowtide_meet_nothing():
