@@ -12,7 +12,7 @@ from torch import nn
 
 from lowtide._torch import private
 from lowtide.measure import generated_code_tells, live_storages
-from lowtide.run.footprint import Handed, Moment, UnreadableSourceError, compiled_source, footprint
+from lowtide.run.footprint import Handed, Moment, UnreadableSourceError, footprint
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
@@ -449,11 +449,6 @@ def test_texts_of_another_kind(source, why):
         footprint(source)
 
 
-def test_a_graph_without_calls_has_no_text():
-    with pytest.raises(UnreadableSourceError, match="function has no text"):
-        compiled_source(lambda: None)
-
-
 # ---- compiled steps, against what really lives
 
 
@@ -485,7 +480,7 @@ class Watched:
     def __init__(self, compiled):
         self._boxed_call = True
         self.compiled = compiled
-        self.source = compiled_source(compiled)
+        self.source = compiled.source_code
         self.tracker = None
 
     def __call__(self, arguments):

@@ -1,12 +1,14 @@
 """The Inductor executor: fused kernels under a byte cap, on the CPU."""
 
 import copy
+import itertools
 import shutil
 
 import pytest
 import torch
 import torch._inductor.config
 from torch import nn
+from torch._inductor.codecache import PyCodeCache
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -15,7 +17,6 @@ from lowtide import capture
 from lowtide._torch import private
 from lowtide.errors import BudgetTooSmall, NothingToTrain, UnsupportedBackward
 from lowtide.run import inductor
-from lowtide.run.footprint import compiled_source
 from lowtide.run.in_memory import in_memory
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler here")
@@ -164,6 +165,45 @@ def test_a_budget_below_the_smallest_peak_is_refused_and_nothing_is_lost():
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.fixture
+def over(monkeypatch):
+    """Lets the texts of compiled steps need more bytes, a number for each, and counts what is loaded."""
+    more, loaded = [], []
+    peak, load = inductor.step_peak, PyCodeCache.load_by_key_path
+    monkeypatch.setattr(inductor, "step_peak", lambda *args, **facts: peak(*args, **facts) + next(more[0]))
+    monkeypatch.setattr(
+        PyCodeCache, "load_by_key_path", lambda *args, **facts: loaded.append(1) or load(*args, **facts)
+    )
+    return more, loaded
+
+
+def test_a_step_over_its_budget_is_planned_again_before_its_backward_is_compiled(over, caplog_lowtide):
+    more, loaded = over
+    model, (x,) = Blocks(layers=1), (torch.rand(256, 32),)
+    uncapped = lowtide.plan(model, x, executor="inductor")
+    budget = uncapped.peak + 2**16
+    more.append(itertools.chain([2**17], itertools.repeat(0)))
+    lowtide.cap(model, budget, executor="inductor")
+    model(x).backward()
+    assert [message for message in caplog_lowtide if "more than its budget: planning again" in message]
+    assert lowtide.plan_of(model).peak <= budget - 2**16
+    assert len(loaded) == 3, "the first forward, and both graphs of the second attempt"
+
+
+def test_a_budget_that_no_compiled_step_meets_is_refused_with_the_smallest(over):
+    more, loaded = over
+    model, (x,) = Blocks(layers=1), (torch.rand(256, 32),)
+    more.append(itertools.repeat(2**30))
+    lowtide.cap(model, "90%", executor="inductor")
+    with pytest.raises(BudgetTooSmall) as refused:
+        model(x)
+    assert refused.value.smallest > 2**30
+    assert len(loaded) <= 6, "no backward"
+    assert all(p.grad is None for p in model.parameters())
+    lowtide.uncap(model)
+    model(x).backward()
+
+
 def test_what_cannot_be_trained_is_refused():
     with pytest.raises(NothingToTrain):
         lowtide.cap(lambda x: x.exp().sum(), "1MiB", executor="inductor")(torch.rand(4))
@@ -228,12 +268,7 @@ def test_a_tangent_that_the_engine_holds_is_not_written_over(monkeypatch):
 def test_seeds_are_drawn_before_the_loops_around_them(monkeypatch):
     """What stands before the first dropout is computed in one kernel with what stands behind it."""
     texts = []
-
-    def read(compiled):
-        texts.append(compiled_source(compiled))
-        return texts[-1]
-
-    monkeypatch.setattr(inductor, "compiled_source", read)
+    monkeypatch.setattr("torch._inductor.graph.GraphLowering.save_output_code", texts.append)
     norm, last = nn.LayerNorm(256), nn.Linear(256, 256)
     places = torch.rand(512, 256, requires_grad=True)
 
@@ -259,5 +294,5 @@ def test_rows_that_are_written_down_may_be_padded():
     with FakeTensorMode(), torch._inductor.config.patch(disable_padding_cpu=False, fx_graph_cache=False):
         inputs = torch.empty(64, 1025), torch.empty(1025, 8)
         module = make_fx(step)(*inputs)
-        text = compiled_source(private("compile_fx_inner")(module, inputs))
+        text = private("compile_fx_inner")(module, inputs).source_code
     assert "empty_strided_cpu((64, 1025), (1056, 1), torch.float32)" in text

@@ -49,6 +49,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "CustomPartitionerFn": ("torch._inductor.custom_graph_pass:CustomPartitionerFn", "2.11-2.13"),
     "InductorChoices": ("torch._inductor.choices:InductorChoices", "2.11-2.13"),
     "decide_layout": ("torch._inductor.graph:GraphLowering.decide_layout_opt", "2.11-2.13"),
+    "GraphLowering": ("torch._inductor.graph:GraphLowering", "2.11-2.13"),
     "inductor_now": ("torch._inductor.virtualized:V", "2.11-2.13"),
     "register_lowering": ("torch._inductor.lowering:register_lowering", "2.11-2.13"),
     "fx_graph_cse": ("torch._functorch.compile_utils:fx_graph_cse", "2.11-2.13"),
@@ -187,6 +188,27 @@ def _overloads(namespace: Any) -> Iterator[Any]:
 def frees_tangents() -> bool:
     """Whether autograd lets go of the incoming gradients of a node while it runs (new in 2.13)."""
     return hasattr(torch.autograd.Function, "boxed_grads_call")
+
+
+@contextmanager
+def generated_code(look: Callable[[str], None]) -> Iterator[None]:
+    """Show the text of each graph that Inductor compiles, or has in its cache, before its kernels are loaded.
+
+    By `GraphLowering.save_output_code`, seen in 2.11-2.13.
+    """
+    lowering = private("GraphLowering")
+    before = lowering.save_output_code
+
+    def save(text: str) -> None:
+        if before is not None:
+            before(text)
+        look(text)
+
+    lowering.save_output_code = staticmethod(save)
+    try:
+        yield
+    finally:
+        lowering.save_output_code = before
 
 
 def generated_modules() -> list[Any]:

@@ -45,7 +45,7 @@ from .calls import (
 )
 from .ledger import Handed, Ledger
 
-__all__ = ["Footprint", "Handed", "Moment", "UnreadableSourceError", "compiled_source", "footprint"]
+__all__ = ["Footprint", "Handed", "Moment", "UnreadableSourceError", "footprint"]
 
 Names = dict[str, Any]
 Node = TypeVar("Node", bound=ast.AST)
@@ -82,14 +82,6 @@ class Footprint:
     peak: int
     left: int
     outputs: tuple[Handed | None, ...]
-
-
-def compiled_source(compiled: Any) -> str:
-    """The text of what `compile_fx_inner` returned, new or from a cache (`source_code` seen in 2.11-2.13)."""
-    source = getattr(compiled, "source_code", None)
-    if not isinstance(source, str):
-        raise UnreadableSourceError(f"a compiled {type(compiled).__name__} has no text")
-    return source
 
 
 def footprint(

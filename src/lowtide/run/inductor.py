@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from .._torch import private
+from .._torch import generated_code, private
 from ..errors import BudgetTooSmall
 from ..plan import Plan
 from ..say import log
 from ..shortfall import too_small
 from ..units import format_bytes, parse_budget
 from .backward import CompiledBackward
-from .footprint import UnreadableSourceError, compiled_source
+from .footprint import UnreadableSourceError
 from .order import Fusions, PlannedOrder
 from .peak import step_peak
 
@@ -80,9 +80,12 @@ class CompiledStep:
                     raise
                 last, self.piece.spare = True, error.budget - error.smallest
                 continue
+            except Exception:
+                if not attempt.stopped:
+                    raise
             if self.piece.plan is None:  # no gradient passes here
                 return run
-            plan = self.piece.plan = attempt.plan()
+            plan = self.piece.plan = attempt.result or attempt.plan()
             self.device = torch.device(plan.graph.device)
             self.piece.trace = self.piece.lifted = None
             if plan.budget is None or plan.peak <= plan.budget:
@@ -145,12 +148,17 @@ class Partitioner(private("CustomPartitionerFn")):  # type: ignore[misc]
 
 
 class _Attempt:
-    """One compilation of a piece."""
+    """One compilation of a piece; it is stopped where the text of the backward shows a peak over the budget.
+
+    No kernel of that backward has been compiled then. `result` is the plan with that peak.
+    """
 
     def __init__(self, step: CompiledStep) -> None:
         self.step = step
         self.piece = step.piece
-        self.compiled: dict[bool, Any] = {}
+        self.texts: dict[bool, str] = {}
+        self.result: Plan | None = None
+        self.stopped = False
 
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         settings = {
@@ -168,17 +176,28 @@ class _Attempt:
         return run  # type: ignore[no-any-return]
 
     def compile_graph(self, module: fx.GraphModule, inputs: Any, **facts: Any) -> Any:
-        """Compile one of the two graphs, and keep what came out: it has the text."""
+        """Compile one of the two graphs, and look at its text before its kernels are compiled."""
         backward = bool(facts.get("is_backward"))
         if facts.get("is_inference"):
             self.piece.refuse_inference()
-        with private("inductor_now").set_choices_handler(Fusions()):
+
+        def look(text: str) -> None:
+            self.texts[backward] = text
+            if backward:
+                self.stop_if_over()
+
+        with private("inductor_now").set_choices_handler(Fusions()), generated_code(look):
             compiled = private("compile_fx_inner")(module, inputs, **facts)
-        self.compiled[backward] = compiled
         if not backward:
             return compiled
         whole = CompiledBackward(compiled, self.piece.expected, self.piece.tangents)
         return whole.boxed(behind=self.step.look_at_first_step)
+
+    def stop_if_over(self) -> None:
+        self.result = self.plan()
+        if self.result.budget is not None and self.result.peak > self.result.budget:
+            self.stopped = True
+            raise OverBudgetError
 
     def plan(self) -> Plan:
         """The plan, with the peak that the buffers of what was compiled come to."""
@@ -187,11 +206,9 @@ class _Attempt:
         assert piece.lifted is not None
         assert piece.trace is not None
         try:
-            forward, backward = (compiled_source(self.compiled.get(which)) for which in (False, True))
             peak = step_peak(
                 piece.lifted,
-                forward,
-                backward,
+                *map(self.text, (False, True)),
                 outputs=len(piece.trace.outputs),
                 tangents=piece.trace.tangents,
                 expected=piece.trace.expected,
@@ -201,3 +218,12 @@ class _Attempt:
             log.warning(f"the compiled step cannot be read ({error}): its peak is the plan's prediction")
             return piece.plan
         return replace(piece.plan, compiled=peak + piece.plan.graph.fixed.get("allocator", 0))
+
+    def text(self, backward: bool) -> str:
+        if backward not in self.texts:
+            raise UnreadableSourceError(f"its {'backward' if backward else 'forward'} has no text")
+        return self.texts[backward]
+
+
+class OverBudgetError(Exception):
+    """Ends a compilation whose result would not be used."""
