@@ -1,4 +1,4 @@
-"""What a fused loop moves: the bytes that it reads and writes in memory.
+"""What a fused loop moves: the bytes that it reads and writes in memory, or what its arithmetic takes.
 
 Loops that stand together, with no kernel of its own between them, are compiled into few kernels, in which a
 value that one of them has read or written is at hand for the others. Only a reduction over many elements
@@ -15,6 +15,7 @@ from .fusion import Fusing, type_of
 from .graph import Op
 from .lift import Lifted
 from .nodes import tensors_of
+from .work import as_traffic
 
 __all__ = ["elements_read", "is_long", "parts", "traffic"]
 
@@ -23,22 +24,28 @@ _GATHERS = ("aten.embedding", "aten.index", "aten.gather", "aten.index_select", 
 
 
 def traffic(lifted: Lifted, how: dict[str, Fusing]) -> dict[str, int]:
-    """The bytes that each loop and reduction moves, in program order."""
+    """The bytes that each loop and reduction moves, in program order.
+
+    Where it computes for longer than that, the bytes that memory would move meanwhile.
+    """
     moved: dict[str, int] = {}
     at_hand: set[str] = set()
+    computed: set[fx.Node] = set()
     ends: set[str] = set()
     size = {value.name: value.bytes for value in lifted.graph.values}
     for op in lifted.graph.ops:
         if parts(op, how):
-            at_hand, ends = set(), set()
+            at_hand, ends, computed = set(), set(), set()
         if how[op.name] == "apart":
             continue
         if not ends.isdisjoint(op.reads):
-            at_hand, ends = set(), set()
+            at_hand, ends, computed = set(), set(), set()
         nodes = [*lifted.inside[op.name], lifted.node_of[op.name]]
         reads = {name: part for name, part in _read(lifted, nodes).items() if name not in at_hand}
         moved[op.name] = sum(min(part, size[name]) for name, part in reads.items() if name in size)
         moved[op.name] += sum(size[name] for name in op.writes)
+        moved[op.name] = max(moved[op.name], as_traffic(node for node in nodes if node not in computed))
+        computed.update(nodes)
         at_hand.update(op.reads, op.writes)
         if how[op.name] == "reduction" and is_long(lifted.node_of[op.name]):
             ends.update(op.writes)
