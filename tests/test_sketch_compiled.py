@@ -201,7 +201,7 @@ def test_autocast_in_a_compiled_step():
     ("kind", "budgets"), [("strided", ("90%", "80%", "min")), ("rows", ("min",)), ("int8", ("min",))]
 )
 def test_capped_gradients_are_bitwise_those_of_the_sketched_model(kind, budgets):
-    model, x = sketch(WithLoss(Block()), kind), torch.randn(8, 16, WIDTH)
+    model, x = sketch(WithLoss(Block()), kind, always=True), torch.randn(8, 16, WIDTH)
     for budget in budgets:
         found = lowtide.verify(model, x, budget=budget, prices="roofline")
         assert found.exact, (budget, str(found))
@@ -212,7 +212,7 @@ def test_capped_gradients_are_bitwise_those_of_the_sketched_model(kind, budgets)
 def test_capped_after_a_sketch_needs_less():
     model, x = WithLoss(Block()), torch.randn(16, 16, WIDTH)
     plain = lowtide.plan(model, x)
-    sketched = lowtide.plan(lowtide.sketch(model, 0.1), x)
+    sketched = lowtide.plan(lowtide.sketch(model, 0.1, always=True), x)
     assert sketched.peak < plain.peak
     made = {step.op for step in sketched.schedule.forward if isinstance(step, lowtide.Run)}
     assert {op.name for op in sketched.graph.ops if op.kind == "random"} <= made
@@ -220,7 +220,7 @@ def test_capped_after_a_sketch_needs_less():
 
 def test_capped_as_fused_kernels():
     net = nn.Sequential(nn.Linear(WIDTH, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 64))
-    model, x = sketch(WithLoss(net)), torch.randn(16, 16, WIDTH)
+    model, x = sketch(WithLoss(net), always=True), torch.randn(16, 16, WIDTH)
     for budget in ("95%", "92%"):
         found = lowtide.verify(model, x, budget=budget, executor="inductor", prices="roofline")
         assert found.equal, (budget, str(found))
@@ -228,7 +228,7 @@ def test_capped_as_fused_kernels():
 
 
 def test_steps_of_a_capped_model_differ_and_equally_seeded_ones_do_not():
-    model, x = sketch(WithLoss(Block())), torch.randn(8, 16, WIDTH)
+    model, x = sketch(WithLoss(Block()), always=True), torch.randn(8, 16, WIDTH)
     lowtide.cap(model, "80%", prices="roofline")
     first, again, other = step(model, x, seed=1), step(model, x, seed=1), step(model, x, seed=2)
     assert same(first, again)

@@ -52,6 +52,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "GraphLowering": ("torch._inductor.graph:GraphLowering", "2.11-2.13"),
     "inductor_now": ("torch._inductor.virtualized:V", "2.11-2.13"),
     "register_lowering": ("torch._inductor.lowering:register_lowering", "2.11-2.13"),
+    "inductor_decompositions": ("torch._inductor.decomposition:select_decomp_table", "2.11-2.13"),
     "fx_graph_cse": ("torch._functorch.compile_utils:fx_graph_cse", "2.11-2.13"),
     "engine_will_run": ("torch._C:_will_engine_execute_node", "2.11-2.13"),
     "guards": ("torch._C:_dynamo.guards", "2.11-2.13"),

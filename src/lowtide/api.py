@@ -16,6 +16,7 @@ from .errors import CaptureError, LowtideError
 from .meta import fakes_for_meta
 from .options import Options
 from .plan import Plan
+from .sketching.marker import leaving_marks
 from .units import Budget
 
 __all__ = ["cap", "plan", "plan_of", "uncap"]
@@ -141,6 +142,7 @@ def plan(
             capturing,
             clear_errors(),
             capture_settings(),
+            leaving_marks(),
             private("without_modes")(),
             torch.enable_grad(),
             fakes_for_meta(model, (batch, kwargs or {})) as (args, named),

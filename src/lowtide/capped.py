@@ -26,6 +26,7 @@ from .options import Options
 from .plan import Plan
 from .say import log, say_plan
 from .simulate import simulate
+from .sketching.marker import leaving_marks
 
 __all__ = ["Capped", "fresh"]
 
@@ -91,7 +92,13 @@ class Capped:
         present = entry.gradients()
         entry.ran = []
         try:
-            with self.one_at_a_time(entry), clear_errors(), without_foreign_modes(), capture_settings():
+            with (
+                self.one_at_a_time(entry),
+                clear_errors(),
+                without_foreign_modes(),
+                capture_settings(),
+                leaving_marks(),
+            ):
                 result = entry.call(*args, **kwargs)  # type: ignore[misc]
         except BaseException as error:
             self.forget_failed(entry)

@@ -8,6 +8,7 @@ Inductor, in whose own pipeline the partitioner has the same place.
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,10 @@ from .plan import Plan, make_plan
 from .resident import fixed_bands
 from .run.backward import Backward
 from .run.eager import compile_graph
+from .simulate import simulate
+from .sketching.decide import Draft, decide
+from .sketching.marks import Mark, Marks
+from .solve.keep_all import keep_all
 from .trace import Trace, make_trace
 
 __all__ = ["Captured", "Piece", "capturing"]
@@ -48,7 +53,8 @@ class Captured(Exception):  # noqa: N818  # not an error: it ends a capture that
 class Piece:
     """One captured graph: a whole step, or what lies between two graph breaks.
 
-    `target` names an absent device to plan for; `only_plan` stops before anything runs.
+    `target` names an absent device to plan for; `only_plan` stops before anything runs. `sketched` are the
+    layers that keep a sketch, of as many as are `sketchable`; `whole` is the uncapped peak with none.
     """
 
     options: Options
@@ -65,6 +71,9 @@ class Piece:
     expected: tuple[bool, ...] = ()
     tangents: list[torch.Tensor] = field(default_factory=list)
     spare: int = 0
+    sketched: tuple[str, ...] = ()
+    sketchable: int = 0
+    whole: int | None = None
 
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The function that runs this piece; it takes and gives what the module does."""
@@ -116,9 +125,55 @@ class Piece:
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Stands where AOTAutograd asks for a forward and a backward graph."""
+        marks = Marks(joint, compiled=self.compiled)
+        if marks:
+            self.choose_sketches(marks, num_fwd_outputs)
+        else:
+            self.take(joint, num_fwd_outputs)
+            self.make_plan()
+        if self.only_plan:
+            raise Captured
+        assert self.trace is not None
+        assert self.lifted is not None
+        assert self.plan is not None
+        pair: Pair = lower(self.trace, self.lifted, self.plan.schedule)
+        return pair.forward, pair.backward
+
+    def choose_sketches(self, marks: Marks, forward_outputs: int) -> None:
+        """Be the step in which as few of the marked layers keep a sketch as the budget needs."""
+
+        def draft(sketched: Sequence[Mark]) -> Draft[Piece]:
+            return self.draft(marks, sketched, forward_outputs)
+
+        able, given = marks.ranked(), self.options.plan
+        if given is not None:
+            chosen = draft(marks.of(given.sketched))
+        elif self.spare:  # planned again for less: the choice stands while it fits
+            chosen = draft(marks.of(self.sketched))
+            chosen = chosen if chosen.fits else draft(able)
+        else:
+            smallest = self.options.budget is not None and self.options.budget.word == "min"
+            chosen = decide(able, draft, smallest=smallest)
+        self.sketched = chosen.step.sketched
+        self.plan = chosen.plan
+        vars(self).update(vars(chosen.step))
+
+    def draft(self, marks: Marks, sketched: Sequence[Mark], forward_outputs: int) -> Draft[Piece]:
+        """The step with some of its marks sketched."""
+        names = tuple(layer for mark in marks.found if mark in sketched for layer in mark.layers)
+        step = replace(self, sketched=names, sketchable=len(marks.layers))
+        step.take(marks.replaced(names), forward_outputs)
+        assert step.lifted is not None
+        graph = step.lifted.graph
+        if not names and self.whole is None:
+            self.whole = simulate(graph, keep_all(graph)).peak
+        return Draft(step, graph.seconds, step.make_plan)
+
+    def take(self, joint: fx.GraphModule, forward_outputs: int) -> None:
+        """Trace a joint graph, lift it and price it."""
         self.trace = make_trace(
             joint,
-            forward_outputs=num_fwd_outputs,
+            forward_outputs=forward_outputs,
             roles=self.roles,
             differentiate=self.differentiate,
             accumulating=self.accumulating,
@@ -132,12 +187,7 @@ class Piece:
         self.tangents = [node.meta["val"] for node in self.trace.tangents]
         lifted = lift(self.trace, find_device(self.target) if self.target else None)
         lifted = replace(lifted, graph=_hold_tangents(lifted.graph, self.trace))
-        lifted = self.priced(fuse(self.trace, lifted) if self.compiled else lifted)
-        self.plan, self.lifted = self.make_plan(lifted.graph), lifted
-        if self.only_plan:
-            raise Captured
-        pair: Pair = lower(self.trace, lifted, self.plan.schedule)
-        return pair.forward, pair.backward
+        self.lifted = self.priced(fuse(self.trace, lifted) if self.compiled else lifted)
 
     @property
     def compiled(self) -> bool:
@@ -183,21 +233,33 @@ class Piece:
         held = sum(v.bytes for v in graph.values if v.kind == "tangent" and v.name in wide)
         return 0 if self.options.allow_breaks else 2 * held
 
-    def make_plan(self, graph: Graph) -> Plan:
+    def make_plan(self) -> Plan:
+        """Plan the step that was taken."""
         assert self.trace is not None
+        assert self.lifted is not None
         free = device_blocks(self.trace.device, self.target)
         given, budget = self.options.plan, self.options.budget
         if given is not None and not self.spare:
-            return _follow(given, graph, free)
-        return plan_graph(
-            graph,
+            self.plan = _follow(given, self.lifted.graph, free)
+            return self.plan
+        made = plan_graph(
+            self.lifted.graph,
             given.budget if given is not None else budget,
             method=self.options.method,
-            memory=device_memory(self.trace.device, self.target),
+            memory=self.memory(),
             free=free,
             spare=self.spare,
             notes=self.notes(),
         )
+        self.plan = replace(made, sketched=self.sketched)
+        return self.plan
+
+    def memory(self) -> int | None:
+        """What a share of a budget is of, besides the uncapped peak of this very graph."""
+        assert self.trace is not None
+        found, budget = device_memory(self.trace.device, self.target), self.options.budget
+        shared = found is None and self.sketched and budget is not None and budget.share is not None
+        return self.whole if shared else found  # with a sketch, too, a share is one of the exact step
 
     def notes(self) -> tuple[str, ...]:
         assert self.trace is not None
@@ -214,6 +276,8 @@ class Piece:
             )
         if self.options.allow_breaks:
             notes.append("the step may have graph breaks: the promise covers each captured piece by itself")
+        if self.sketchable:
+            notes.append(_say_sketches(self.sketched, self.sketchable))
         return tuple(notes)
 
     def compile_forward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
@@ -240,6 +304,15 @@ class Piece:
                 "backward to plan. Is every parameter frozen, or the result detached? "
                 "Call it under torch.no_grad() or in eval mode to run it plainly."
             )
+
+
+def _say_sketches(sketched: tuple[str, ...], sketchable: int) -> str:
+    if not sketched:
+        return f"0 of {sketchable} sketched layers keep a sketch: the step is exact"
+    places = dict.fromkeys(re.sub(r"\d+", "*", name) for name in sketched)
+    which = ", ".join([*list(places)[:8], *(["..."] if len(places) > 8 else [])])
+    rest = ", the others are exact" if len(sketched) < sketchable else ""
+    return f"{len(sketched)} of {sketchable} sketched layers keep a sketch ({which}){rest}"
 
 
 def _role(node: fx.Node, item: Any) -> str:
@@ -276,7 +349,7 @@ def _follow(plan: Plan, graph: Graph, free: list[int] | None) -> Plan:
             f"{sum(v.bytes for v in graph.values)}. Plan this model with this batch's shapes and device anew."
         )
     made = make_plan(graph, plan.schedule, method=plan.method, budget=plan.budget, notes=plan.notes)
-    return booked(made, free)
+    return booked(replace(made, sketched=plan.sketched), free)
 
 
 def _with_missing_gradients_left_out(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from .units import format_bytes, format_seconds
 __all__ = ["Plan", "make_plan"]
 
 FORMAT_VERSION = 1
-FIELDS = ("method", "budget", "bound", "compiled", "notes", "graph", "schedule", "timeline")
+FIELDS = ("method", "budget", "bound", "compiled", "sketched", "notes", "graph", "schedule", "timeline")
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Plan:
     a proven lower bound on the step's seconds under this budget, or None where none is known; `notes` say
     what the user should know about how far the promise goes. `compiled` is the peak that the buffers of the
     compiled step come to, where it was compiled: the simulator knows what fuses only as far as `fuse` does.
+    `sketched` are the layers that keep a sketch of their input by this plan's choice; layers that always do
+    are not among them.
     """
 
     graph: Graph
@@ -40,6 +42,7 @@ class Plan:
     bound: float | None = None
     notes: tuple[str, ...] = ()
     compiled: int | None = None
+    sketched: tuple[str, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -113,6 +116,7 @@ class Plan:
             "budget": self.budget,
             "bound": self.bound,
             **({} if self.compiled is None else {"compiled": self.compiled}),
+            **({"sketched": list(self.sketched)} if self.sketched else {}),
             "notes": list(self.notes),
             "graph": self.graph.to_dict(),
             "schedule": self.schedule.to_dict(),
@@ -145,6 +149,7 @@ class Plan:
             bound=None if bound is None else jsonform.read_number(data, "bound"),
             notes=tuple(str(note) for note in jsonform.read_items(data, "notes")),
             compiled=None if compiled is None else jsonform.read_count(data, "compiled"),
+            sketched=tuple(map(str, jsonform.read_items(data, "sketched") if "sketched" in data else ())),
         )
 
     def to_json(self) -> str:

@@ -5,7 +5,7 @@ Each is a small pass of its own over the fx graph; none changes what the step co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ __all__ = [
     "drop_copies",
     "drop_idle_views",
     "keep_mutated_inputs",
+    "look_anew",
     "look_through_views",
     "prune_tangents",
     "remove_dead",
@@ -39,7 +40,7 @@ def keep_mutated_inputs(graph: fx.Graph, primals: Sequence[fx.Node], tangents: S
     for primal in primals:
         readers = [user for user in primal.users if not is_mutation(user)]
         if primal not in mutated or not (
-            any(user in backward for user in readers) or _is_small(primal, readers)
+            any(user in backward for user in _all_readers(primal)) or _is_small(primal, readers)
         ):
             continue
         with graph.inserting_before(first):
@@ -48,7 +49,16 @@ def keep_mutated_inputs(graph: fx.Graph, primals: Sequence[fx.Node], tangents: S
             kept.meta["val"] = torch.empty_like(primal.meta["val"])
         for reader in readers:
             reader.replace_input_with(primal, kept)
-            _look_anew(reader, primal.meta["val"])
+            look_anew(reader, primal.meta["val"])
+
+
+def _all_readers(node: fx.Node) -> Iterator[fx.Node]:
+    """What reads a node, or a view of it."""
+    for user in node.users:
+        if user.op == "call_function" and not is_mutation(user):
+            yield user
+            if {storage_of(t) for t in tensors_of(user)} & {storage_of(t) for t in tensors_of(node)}:
+                yield from _all_readers(user)
 
 
 def _is_small(primal: fx.Node, readers: Sequence[fx.Node]) -> bool:
@@ -56,13 +66,13 @@ def _is_small(primal: fx.Node, readers: Sequence[fx.Node]) -> bool:
     return bool(made > 4 * primal.meta["val"].numel() * primal.meta["val"].element_size())
 
 
-def _look_anew(node: fx.Node, old: torch.Tensor) -> None:
+def look_anew(node: fx.Node, old: torch.Tensor) -> None:
     """Derive the fake tensors of a view again, and of views of it, after what it looks at was replaced."""
     if node.op != "call_function" or all(storage_of(t) != storage_of(old) for t in tensors_of(node)):
         return
     _derive(node, old)
     for user in node.users:
-        _look_anew(user, old)
+        look_anew(user, old)
 
 
 def look_through_views(graph: fx.Graph) -> None:
@@ -103,7 +113,7 @@ def separate_tangents(tangents: Sequence[fx.Node]) -> None:
                     old.shape, old.stride(), dtype=old.dtype, device=old.device
                 )
             for user in node.users:
-                _look_anew(user, old)
+                look_anew(user, old)
         seen.add(storage_of(node.meta["val"]))
 
 

@@ -3,14 +3,15 @@
 Both runs start from the same parameters, buffers, batch and random state; outputs, every gradient, every
 buffer and the random state afterwards are compared as bits, and the measured peak with the predicted one. A
 compiled step rounds differently from plain PyTorch, and draws other random numbers: it is compared with the
-same executor keeping everything, to half of the digits of each dtype. Afterwards the model, its gradients and
-the random state are as they were.
+same executor keeping everything, to half of the digits of each dtype. Where the plan chose which layers keep
+a sketch, the others keep none in the runs to compare with. Afterwards the model, its gradients and the random
+state are as they were.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,8 +19,10 @@ import torch
 from .api import _capped, cap, plan_of, uncap
 from .errors import LowtideError, NothingToTrain
 from .measure import Measurement
-from .plan import Plan
-from .trial import Trial
+from .plan import Plan, make_plan
+from .sketching.planned import as_planned
+from .solve.keep_all import keep_all
+from .trial import Trial, modules_of
 from .units import Budget, format_bytes, format_seconds
 
 __all__ = ["Verification", "verify"]
@@ -133,16 +136,21 @@ def verify(
     try:
         plain, uncapped = trial.run(model)
         capped, peak, plan = _run_capped(trial, model, budget, options)
+        with as_planned(modules_of(model), plan.sketched) as differs:
+            if differs:  # the plan keeps some layers exact that are sketched without a cap
+                plain, uncapped = trial.run(model)
         compiled = options.get("executor") == "inductor"
         different = () if compiled else _differences(plain, capped)
         reference = plain
         unstable: tuple[str, ...] = ()
         if different or compiled:
+            same = _keeping_everything(plan) if plan.sketched else None
             reference, _, _ = _run_capped(
-                trial, model, "free", {**options, "method": "keep_all", "plan": None}
+                trial, model, "free", {**options, "method": "keep_all", "plan": same}
             )
         if different:
-            again = [_differences(plain, trial.run(model)[0]) for _ in range(AGAIN)]
+            with as_planned(modules_of(model), plan.sketched):
+                again = [_differences(plain, trial.run(model)[0]) for _ in range(AGAIN)]
             unstable = tuple(dict.fromkeys(name for names in again for name in names))
     finally:
         trial.restore()
@@ -155,6 +163,12 @@ def verify(
         noun = name.partition(" ")[0]
         compared[noun] = compared.get(noun, 0) + 1
     return Verification(plan, uncapped, peak, compared, different, inexact, unstable, compiled)
+
+
+def _keeping_everything(plan: Plan) -> Plan:
+    """The same step, with the same sketches, keeping everything."""
+    whole = make_plan(plan.graph, keep_all(plan.graph), method="keep_all")
+    return replace(whole, sketched=plan.sketched)
 
 
 def _run_capped(

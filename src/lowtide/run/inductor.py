@@ -137,7 +137,9 @@ class Partitioner(private("CustomPartitionerFn")):  # type: ignore[misc]
     def uuid(self) -> str:
         """A name of the plan: a compiled graph in a cache serves this plan and no other."""
         plan = self.piece.plan
-        text = repr(self.piece.options.budget) + ("" if plan is None else plan.schedule.to_json())
+        text = repr(self.piece.options.budget)
+        if plan is not None:
+            text += plan.schedule.to_json() + plan.graph.fingerprint + repr(plan.sketched)
         return "lowtide " + hashlib.sha256(text.encode()).hexdigest()
 
     def __deepcopy__(self, memo: Any) -> Partitioner:

@@ -19,24 +19,30 @@ _DEFAULT_RATE = 0.2
 
 @dataclass(frozen=True)
 class Choice:
-    """A kind by its name, and the rate: kept rows for each row. Kinds without a rate keep all rows."""
+    """A kind by its name, and the rate: kept rows for each row. Kinds without a rate keep all rows.
+
+    With `always`, a planner is not asked whether a sketch is needed.
+    """
 
     kind: str
     rate: float
+    always: bool = False
 
     @classmethod
-    def make(cls, kind: str, rate: float | None) -> Choice:
+    def make(cls, kind: str, rate: float | None, *, always: bool = False) -> Choice:
         """What a user wrote; refuses what cannot be."""
+        if not isinstance(always, bool):
+            raise LowtideError(f"always={always!r} must be True or False")
         if not find_kind(kind).has_rate:
             if rate is not None:
                 raise LowtideError(f"kind={kind!r} keeps every row, in fewer bits, and takes no rate")
-            return cls(kind, 1.0)
+            return cls(kind, 1.0, always)
         if rate is None:
-            return cls(kind, _DEFAULT_RATE)
+            return cls(kind, _DEFAULT_RATE, always)
         number = isinstance(rate, int | float) and not isinstance(rate, bool)
         if not number or not rate > 0 or math.isinf(rate):
             raise LowtideError(f"rate={rate!r} must be above 0: the share of the rows to keep, as in 0.2")
-        return cls(kind, float(rate))
+        return cls(kind, float(rate), always)
 
     @property
     def made(self) -> Kind:

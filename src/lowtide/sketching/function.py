@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..errors import UnsupportedBackward
+from . import marker
 from .choice import Choice, fixed
 from .draw import draw_seed
 from .kind import Kept
@@ -45,7 +46,7 @@ def forward(module: nn.Linear, choice: Choice, scope: Scope, input: torch.Tensor
     with torch.no_grad(), _without_autocast(x.device):
         seed, kept = scope.sketch(input, x, choice, real)
     made = _WeightGradient.apply(  # type: ignore[no-untyped-call]
-        output, weight, choice.kind, choice.rows(rows), seed, real, *kept
+        output, weight, choice.kind, choice.rows(rows), marker.is_marked(choice), seed, real, *kept
     )
     return made  # type: ignore[no-any-return]
 
@@ -76,6 +77,7 @@ class _WeightGradient(torch.autograd.Function):
         weight: torch.Tensor,
         kind: str,
         k: int,
+        marked: bool,
         seed: torch.Tensor,
         real: torch.Tensor | None,
         *kept: torch.Tensor,
@@ -85,7 +87,7 @@ class _WeightGradient(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        _, weight, ctx.kind, ctx.k, seed, real, *kept = inputs
+        _, weight, ctx.kind, ctx.k, ctx.marked, seed, real, *kept = inputs
         ctx.dtype = weight.dtype
         again = (seed, real) if KINDS[ctx.kind].redraws else (None, None)
         ctx.save_for_backward(*again, *kept)
@@ -94,16 +96,16 @@ class _WeightGradient(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
         _refuse_create_graph()
         seed, real, *kept = ctx.saved_tensors
-        of_weight = _weight_gradient(ctx.kind, ctx.k, seed, real, tuple(kept), gradient)
-        return (gradient, of_weight.to(ctx.dtype), *(None for _ in range(4 + len(kept))))
+        of_weight = _weight_gradient(ctx, seed, real, tuple(kept), gradient)
+        return (gradient, of_weight.to(ctx.dtype), *(None for _ in range(5 + len(kept))))
 
 
-def _weight_gradient(
-    kind: str, k: int, seed: Any, real: Any, kept: Kept, gradient: torch.Tensor
-) -> torch.Tensor:
+def _weight_gradient(ctx: Any, seed: Any, real: Any, kept: Kept, gradient: torch.Tensor) -> torch.Tensor:
     rows = gradient.reshape(-1, gradient.shape[-1])
     with _without_autocast(gradient.device):
-        return KINDS[kind].weight_gradient(rows, kept, seed, k, real)
+        if ctx.marked:
+            return marker.weight_gradient(rows, list(kept), seed, ctx.kind, ctx.k, real)  # type: ignore[no-any-return]
+        return KINDS[ctx.kind].weight_gradient(rows, kept, seed, ctx.k, real)
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:

@@ -11,9 +11,18 @@ from typing import Any
 from torch import nn
 
 from ..errors import LowtideError
+from .choice import Choice
 from .function import forward
 
-__all__ = ["Layers", "chosen_layers", "is_sketched", "refuse_compiled", "refuse_sketched", "shown"]
+__all__ = [
+    "Layers",
+    "choice_of",
+    "chosen_layers",
+    "is_sketched",
+    "refuse_compiled",
+    "refuse_sketched",
+    "shown",
+]
 
 Layers = str | Iterable[str] | Callable[[str, nn.Module], bool] | None
 """Names or patterns of layers or of modules around them, or a function that says which; None for all."""
@@ -23,6 +32,11 @@ def is_sketched(module: nn.Module) -> bool:
     """Whether a module's forward is that of a sketched layer."""
     found = module.__dict__.get("forward")
     return isinstance(found, functools.partial) and found.func is forward
+
+
+def choice_of(module: nn.Module) -> Choice:
+    """What a sketched layer keeps."""
+    return module.__dict__["forward"].args[1]  # type: ignore[no-any-return]
 
 
 def chosen_layers(model: nn.Module, layers: Layers) -> dict[str, nn.Linear]:

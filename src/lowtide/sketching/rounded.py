@@ -84,7 +84,7 @@ def _packed(level: torch.Tensor) -> torch.Tensor:
     """Two levels to a byte: those of the first half of the rows below, of the second above."""
     half = (level.shape[0] + 1) // 2
     packed, above = level[:half].clone(), level[half:] << 4
-    packed[: above.shape[0]] |= above
+    packed[: above.shape[0]].bitwise_or_(above)
     return packed
 
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from .._torch import in_backward, present_trace, private, writes_traced
+from . import marker
 from .choice import Choice, fixed
 from .draw import draw_seed
 from .kind import Kept
@@ -179,4 +180,7 @@ class _Weak:
 
 def _compress(x: torch.Tensor, choice: Choice, seed: torch.Tensor, real: torch.Tensor | None) -> Kept:
     rows = x.detach().reshape(-1, x.shape[-1])
-    return choice.made.compress(rows, seed, choice.rows(fixed(rows.shape[0])), real)
+    k = choice.rows(fixed(rows.shape[0]))
+    if marker.is_marked(choice):
+        return tuple(marker.compress(rows, seed, choice.kind, k, real))
+    return choice.made.compress(rows, seed, k, real)

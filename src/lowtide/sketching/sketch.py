@@ -42,6 +42,7 @@ def sketch(
     batch: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
     loss: Callable[[Any], torch.Tensor] | None = None,
+    always: bool = False,
 ) -> M:
     """Let linear layers keep a random sketch of their input, in place; returns the model.
 
@@ -60,6 +61,9 @@ def sketch(
     `lowtide.noise`), layers whose noise would be more than so many times that of SGD itself get as large a
     rate as they need, or are left as they are.
 
+    Under `lowtide.cap` a layer keeps a sketch where the budget needs it and exact recomputation would take
+    longer; with `always` it does in any case, as it does without a cap.
+
     Other layers may be sketched by another call, with other options.
 
     >>> model = sketch(nn.Linear(64, 8), rate=0.1)
@@ -68,7 +72,7 @@ def sketch(
     torch.Size([8, 64])
     """
     refuse_compiled(model)
-    choice = Choice.make(kind, rate)
+    choice = Choice.make(kind, rate, always=always)
     found = chosen_layers(model, layers)
     refuse_sketched(found)
     check_rows(rows, model)
