@@ -1,20 +1,21 @@
 """Keeping, recomputing or sketching under a cap: which layers keep a sketch, and what the step computes."""
 
 import copy
-from dataclasses import dataclass
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import lowtide
-from lowtide import capture
 from lowtide.errors import BudgetTooSmall, LowtideError, PlanMismatch
 from lowtide.run.inductor import Partitioner
+from lowtide.sketching import choose as choosing
 from lowtide.sketching.decide import MARGIN, Draft, decide
 from lowtide.sketching.kinds import KINDS
-from lowtide.sketching.marks import Marks
+from lowtide.sketching.marks import Mark, ranked
+from lowtide.solve.search.ladder import Rung
 from sketched import WIDTH, Block, WithLoss, gradients, same, step
 
 
@@ -35,100 +36,109 @@ def choose(monkeypatch):
     """Let marks be sketched as a test says, by their place in the step."""
 
     def install(which):
-        def chosen(able, draft, *, smallest=False):
-            return draft([mark for place, mark in enumerate(able) if which(place)])
+        def chosen(able, draft):
+            return [draft([layers for place, layers in enumerate(able) if which(place)])]
 
-        monkeypatch.setattr(Marks, "ranked", lambda marks: marks.found)
-        monkeypatch.setattr(capture, "decide", chosen)
+        monkeypatch.setattr(choosing, "ranked", lambda marks, seconds: in_order(marks))
+        monkeypatch.setattr(choosing, "decide", chosen)
 
     return install
 
 
-# The decision itself, on plans that are only numbers.
+def in_order(marks):
+    return list(dict.fromkeys(mark.layers for mark in marks))
 
 
-@dataclass
-class Planned:
-    seconds: float
-    peak: int = 0
-    extra: float = 0.0
+# The decision itself, on steps that are only numbers.
 
 
-def table(plans, *, once=1.0):
-    """A `draft` that looks plans up by what is sketched, and the names of those that were planned."""
+ROOM = 100
+
+
+def table(steps, *, once=1.0, room=ROOM):
+    """A `draft` that looks steps up by what is sketched, as (seconds, peak), and which were looked at."""
     asked = []
 
     def draft(sketched):
         name = "".join(sketched)
-        plan = plans.get(name) or plans.get(len(name))
-
-        def make_plan():
-            asked.append(name)
-            if plan is None:
-                raise BudgetTooSmall("too small", budget=1, smallest=2)
-            return plan
-
-        return Draft(name, plan.seconds if name and plan else once, make_plan)
+        asked.append(name)
+        made = Draft(name, SimpleNamespace(seconds=once), room)
+        seconds, peak = steps.get(name, (9.0, 2 * ROOM))
+        made.look = Rung(peak, seconds, np.zeros(0, dtype=np.int32))
+        return made
 
     return draft, asked
 
 
-def test_exact_without_a_second_plan_where_it_costs_next_to_nothing():
-    draft, asked = table({"": Planned(1.04, extra=0.04), "abcd": Planned(0.5)})
-    assert decide("abcd", draft).step == ""
-    assert asked == [""]
+def names(drafts):
+    return [draft.step for draft in drafts]
 
 
-def test_exact_where_running_each_op_of_the_sketched_step_takes_as_long():
-    draft, asked = table({"": Planned(1.2, extra=0.2), "ab": Planned(1.15)})
-    assert decide("ab", draft).step == ""
+def test_exact_without_a_second_look_where_it_costs_next_to_nothing():
+    draft, asked = table({"": (1.04, ROOM), "abcd": (0.5, 10)})
+    assert names(decide("abcd", draft)) == [""]
     assert asked == [""]
 
 
 @pytest.mark.parametrize(("seconds", "taken"), [(1.2 / (1 + MARGIN) + 1e-6, ""), (1.1, "a")])
 def test_exact_wins_within_the_margin(seconds, taken):
-    draft, _ = table({"": Planned(1.2, extra=0.2), "a": Planned(seconds)})
-    assert decide("a", draft).step == taken
+    draft, _ = table({"": (1.2, ROOM), "a": (seconds, ROOM)})
+    assert names(decide("a", draft))[0] == taken
 
 
 def test_the_speed_of_a_sketch_is_no_reason_for_it():
-    draft, _ = table({"": Planned(1.06, extra=0.06), "a": Planned(0.2)}, once=1.02)
-    assert decide("a", draft).step == ""
+    draft, _ = table({"": (1.06, ROOM), "a": (0.2, ROOM)}, once=1.02)
+    assert names(decide("a", draft))[0] == ""
 
 
 def test_as_few_as_will_do_and_the_least_worth_first():
-    fits = {name: Planned(1.0) for name in ("abcdefgh", "efgh", "gh", "h")}
-    draft, asked = table({"": Planned(1.5, extra=0.5), **fits})
-    assert decide("abcdefgh", draft).step == "h"
-    assert len(asked) <= 6
+    fits = {name: (1.0, ROOM) for name in ("abcdefgh", "efgh", "gh", "h")}
+    draft, _ = table({"": (1.5, ROOM), **fits})
+    assert names(decide("abcdefgh", draft)) == ["h", "abcdefgh", ""]
 
 
 def test_no_choice_is_tried_twice_and_the_tries_have_an_end():
     everything = "abcdefghijklmnop"
-    draft, asked = table({"": Planned(9.0, extra=0.5), everything: Planned(1.0)})
-    assert decide(everything, draft).step == everything
-    assert len(asked) == len(set(asked)) <= 6
+    draft, asked = table({"": (9.0, ROOM), everything: (1.0, ROOM)})
+    assert names(decide(everything, draft))[0] == everything
+    assert len(asked) == len(set(asked)) <= 8
 
 
 def test_sketches_where_exactness_does_not_fit():
-    draft, _ = table({"ab": Planned(2.0), "b": Planned(2.05)})
-    assert decide("ab", draft).step == "b"
+    draft, _ = table({"ab": (2.0, ROOM), "b": (2.05, ROOM)})
+    assert names(decide("ab", draft))[0] == "b"
 
 
-def test_too_small_for_either():
-    draft, _ = table({})
-    with pytest.raises(BudgetTooSmall):
-        _ = decide("ab", draft).plan  # the plan is made when it is read
-    draft, _ = table({"": Planned(1.5, extra=0.5)})
-    assert decide("ab", draft).step == ""
+def test_where_neither_fits_the_smaller_one_is_planned_first():
+    draft, _ = table({"": (1.5, ROOM + 2), "ab": (1.0, ROOM + 1)})
+    assert names(decide("ab", draft)) == ["ab", ""]
+    draft, _ = table({"": (1.5, ROOM), "ab": (1.0, ROOM + 1)})
+    assert names(decide("ab", draft)) == ["", "ab"]
 
 
 def test_the_smallest_peak_is_compared_by_peaks():
-    plans = {"": Planned(1.0, peak=100), "ab": Planned(9.0, peak=60), "b": Planned(9.0, peak=62)}
-    draft, _ = table(plans)
-    assert decide("ab", draft, smallest=True).step == "b"
-    draft, _ = table({**plans, "": Planned(1.0, peak=61)})
-    assert decide("ab", draft, smallest=True).step == ""
+    steps = {"": (1.0, 100), "ab": (9.0, 60), "b": (9.0, 62)}
+    draft, _ = table(steps, room=None)
+    assert names(decide("ab", draft))[0] == "b"
+    draft, _ = table({**steps, "": (1.0, 61)}, room=None)
+    assert names(decide("ab", draft))[0] == ""
+
+
+# Which sketches are worth least.
+
+
+def mark(*layers, saved=1, noise=1.0, storage=0):
+    return Mark("", (), layers, storage, saved, noise)
+
+
+def test_inputs_that_are_soon_computed_again_are_worth_least():
+    marks = [mark("a", storage=1), mark("b", storage=2), mark("c", noise=0.1, storage=2), mark("d", storage=1)]
+    assert ranked(marks, {1: 1.0, 2: 2.0}) == [("d",), ("a",), ("b",), ("c",)]
+
+
+def test_a_layer_is_sketched_in_all_its_calls_or_in_none():
+    marks = [mark("a"), mark("b", "c"), mark("d", saved=0), mark("c"), mark("a", "e", saved=0)]
+    assert sorted(ranked(marks, {})) == [("a", "e"), ("b", "c")]
 
 
 # What a captured step computes for a given choice.
@@ -213,7 +223,7 @@ def test_untidy_steps(cast, choose):
         choose(lambda place: True)
         found, plan = capped_step(model, x)
         assert same(found, capped_step(always, x)[0])
-    assert plan.sketched == ("net.twice", "net.twice (2)", "net.tied", "net.last")
+    assert plan.sketched == ("net.twice", "net.tied", "net.last")
 
 
 class ChangesInput(nn.Module):

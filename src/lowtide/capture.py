@@ -8,7 +8,7 @@ Inductor, in whose own pipeline the partitioner has the same place.
 
 from __future__ import annotations
 
-import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from ._torch import eager_kernels, frees_tangents, private
-from .budget import booked, device_blocks, device_memory, plan_graph
+from .budget import booked, device_blocks, device_memory, plan_graph, resolve
 from .cost import price
 from .devices import find_device
 from .errors import CaptureError, NothingToTrain, PlanMismatch
@@ -33,8 +33,9 @@ from .resident import fixed_bands
 from .run.backward import Backward
 from .run.eager import compile_graph
 from .simulate import simulate
-from .sketching.decide import Draft, decide
-from .sketching.marks import Mark, Marks
+from .sketching.choose import Sketches, choose
+from .sketching.marks import has_marks
+from .sketching.replace import MarkedStep
 from .solve.keep_all import keep_all
 from .trace import Trace, make_trace
 
@@ -53,8 +54,8 @@ class Captured(Exception):  # noqa: N818  # not an error: it ends a capture that
 class Piece:
     """One captured graph: a whole step, or what lies between two graph breaks.
 
-    `target` names an absent device to plan for; `only_plan` stops before anything runs. `sketched` are the
-    layers that keep a sketch, of as many as are `sketchable`; `whole` is the uncapped peak with none.
+    `target` names an absent device to plan for; `only_plan` stops before anything runs; `sketches` are
+    those that were chosen, where there was a choice.
     """
 
     options: Options
@@ -71,9 +72,7 @@ class Piece:
     expected: tuple[bool, ...] = ()
     tangents: list[torch.Tensor] = field(default_factory=list)
     spare: int = 0
-    sketched: tuple[str, ...] = ()
-    sketchable: int = 0
-    whole: int | None = None
+    sketches: Sketches | None = None
 
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The function that runs this piece; it takes and gives what the module does."""
@@ -125,9 +124,9 @@ class Piece:
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Stands where AOTAutograd asks for a forward and a backward graph."""
-        marks = Marks(joint, compiled=self.compiled)
-        if marks:
-            self.choose_sketches(marks, num_fwd_outputs)
+        if has_marks(joint.graph):
+            marked = MarkedStep(joint, compiled=self.compiled)
+            vars(self).update(vars(choose(self, marked, num_fwd_outputs)))
         else:
             self.take(joint, num_fwd_outputs)
             self.make_plan()
@@ -138,36 +137,6 @@ class Piece:
         assert self.plan is not None
         pair: Pair = lower(self.trace, self.lifted, self.plan.schedule)
         return pair.forward, pair.backward
-
-    def choose_sketches(self, marks: Marks, forward_outputs: int) -> None:
-        """Be the step in which as few of the marked layers keep a sketch as the budget needs."""
-
-        def draft(sketched: Sequence[Mark]) -> Draft[Piece]:
-            return self.draft(marks, sketched, forward_outputs)
-
-        able, given = marks.ranked(), self.options.plan
-        if given is not None:
-            chosen = draft(marks.of(given.sketched))
-        elif self.spare:  # planned again for less: the choice stands while it fits
-            chosen = draft(marks.of(self.sketched))
-            chosen = chosen if chosen.fits else draft(able)
-        else:
-            smallest = self.options.budget is not None and self.options.budget.word == "min"
-            chosen = decide(able, draft, smallest=smallest)
-        self.sketched = chosen.step.sketched
-        self.plan = chosen.plan
-        vars(self).update(vars(chosen.step))
-
-    def draft(self, marks: Marks, sketched: Sequence[Mark], forward_outputs: int) -> Draft[Piece]:
-        """The step with some of its marks sketched."""
-        names = tuple(layer for mark in marks.found if mark in sketched for layer in mark.layers)
-        step = replace(self, sketched=names, sketchable=len(marks.layers))
-        step.take(marks.replaced(names), forward_outputs)
-        assert step.lifted is not None
-        graph = step.lifted.graph
-        if not names and self.whole is None:
-            self.whole = simulate(graph, keep_all(graph)).peak
-        return Draft(step, graph.seconds, step.make_plan)
 
     def take(self, joint: fx.GraphModule, forward_outputs: int) -> None:
         """Trace a joint graph, lift it and price it."""
@@ -251,15 +220,28 @@ class Piece:
             spare=self.spare,
             notes=self.notes(),
         )
-        self.plan = replace(made, sketched=self.sketched)
+        self.plan = replace(made, sketched=self.sketches.layers if self.sketches else ())
         return self.plan
+
+    def room(self) -> int | None:
+        """The bytes that the step may take; None where the smallest peak is asked for."""
+        assert self.lifted is not None
+        graph, budget = self.lifted.graph, self.options.budget
+        if budget is None:
+            return sys.maxsize
+        if budget.word == "min":
+            return None
+        return resolve(budget, graph, simulate(graph, keep_all(graph)).peak, self.memory()) - self.spare
 
     def memory(self) -> int | None:
         """What a share of a budget is of, besides the uncapped peak of this very graph."""
         assert self.trace is not None
-        found, budget = device_memory(self.trace.device, self.target), self.options.budget
-        shared = found is None and self.sketched and budget is not None and budget.share is not None
-        return self.whole if shared else found  # with a sketch, too, a share is one of the exact step
+        found = device_memory(self.trace.device, self.target)
+        if found is None and self.sketches is not None and self.sketches.layers:
+            budget = self.options.budget
+            if budget is not None and budget.share is not None:
+                return self.sketches.whole  # with a sketch, too, a share is one of the exact step
+        return found
 
     def notes(self) -> tuple[str, ...]:
         assert self.trace is not None
@@ -276,8 +258,8 @@ class Piece:
             )
         if self.options.allow_breaks:
             notes.append("the step may have graph breaks: the promise covers each captured piece by itself")
-        if self.sketchable:
-            notes.append(_say_sketches(self.sketched, self.sketchable))
+        if self.sketches is not None:
+            notes.append(str(self.sketches))
         return tuple(notes)
 
     def compile_forward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
@@ -304,15 +286,6 @@ class Piece:
                 "backward to plan. Is every parameter frozen, or the result detached? "
                 "Call it under torch.no_grad() or in eval mode to run it plainly."
             )
-
-
-def _say_sketches(sketched: tuple[str, ...], sketchable: int) -> str:
-    if not sketched:
-        return f"0 of {sketchable} sketched layers keep a sketch: the step is exact"
-    places = dict.fromkeys(re.sub(r"\d+", "*", name) for name in sketched)
-    which = ", ".join([*list(places)[:8], *(["..."] if len(places) > 8 else [])])
-    rest = ", the others are exact" if len(sketched) < sketchable else ""
-    return f"{len(sketched)} of {sketchable} sketched layers keep a sketch ({which}){rest}"
 
 
 def _role(node: fx.Node, item: Any) -> str:

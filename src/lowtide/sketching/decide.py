@@ -1,93 +1,81 @@
 """Which sketches a budget needs: none where exact recomputation does as well, else as few as will do.
 
-Problem: given inputs that may be sketched, and a planner that makes the best plan of the step with some of
-them sketched, choose which. Two plans are compared by their predicted seconds, or by their peaks where the
-smallest is asked for.
+Problem: given inputs that may be sketched, and what the step costs under a budget with some of them sketched,
+choose which. Steps are compared by their seconds, or by their peaks where the smallest is asked for.
 
-Method: the exact step is planned first, then the one with every sketch. The exact one is taken where it takes
+Method: the exact step is looked at first, then the one with every sketch. The exact one is taken where it takes
 no longer than the sketched one, or than the exact step without a cap: a sketch is there for the bytes, not
 for its speed. A difference within a margin is none. Otherwise sketches are taken out again, in blocks that
-get smaller, those first that save least for their noise, as long as the plan stays within the margin of the
-one with every sketch. A step that would take too long even if it ran each op once is not planned.
+get smaller, those first that are worth least, as long as the step stays within the margin of the one with
+every sketch. What a step costs is seen by a quick look (`solve.quick`); only the chosen one is planned in full.
 
-Limits: at most six plans, so of many sketches more may stay than are needed.
+Limits: at most eight looks, so of many sketches more may stay than are needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, TypeVar
 
-from ..errors import BudgetTooSmall
-from ..plan import Plan
+from ..graph import Graph
+from ..solve.quick import quick, smallest
+from ..solve.search.ladder import Rung
 
 __all__ = ["MARGIN", "Draft", "decide"]
 
 MARGIN = 0.05
 """Prices of ops vary by a few percent from one measurement to the next; less is not worth any noise."""
 
-_TRIES = 4
+_TRIES = 6
 
 C = TypeVar("C")
 S = TypeVar("S")
 
 
+@dataclass(eq=False)
 class Draft(Generic[S]):
-    """A way to run the step, the seconds of running each op once, and its plan, made when it is read."""
+    """A way to run the step, and what it costs: under so many bytes, or with as few as it can (None)."""
 
-    def __init__(self, step: S, once: float, make_plan: Callable[[], Plan]) -> None:
-        self.step, self.once, self.make_plan = step, once, make_plan
+    step: S
+    graph: Graph
+    room: int | None
 
     @cached_property
-    def found(self) -> Plan | BudgetTooSmall:
-        """The plan, or why there is none."""
-        try:
-            return self.make_plan()
-        except BudgetTooSmall as error:
-            return error
+    def look(self) -> Rung:
+        """A plan that was found quickly."""
+        return smallest(self.graph) if self.room is None else quick(self.graph, self.room)
 
     @property
     def fits(self) -> bool:
-        """Whether there is a plan."""
-        return not isinstance(self.found, BudgetTooSmall)
+        """Whether the quick plan keeps to the budget."""
+        return self.room is None or self.look.peak <= self.room
 
     @property
-    def plan(self) -> Plan:
-        """The plan; raises `BudgetTooSmall` where there is none."""
-        if isinstance(self.found, BudgetTooSmall):
-            raise self.found
-        return self.found
+    def cost(self) -> float:
+        """What is to be small: the seconds, or the peak where the smallest is asked for."""
+        return self.look.peak if self.room is None else self.look.seconds
 
 
-def decide(
-    able: Sequence[C], draft: Callable[[Sequence[C]], Draft[S]], *, smallest: bool = False
-) -> Draft[S]:
-    """The draft to run, with as few of the able sketched as will do; raises `BudgetTooSmall` where none fits.
+def decide(able: Sequence[C], draft: Callable[[Sequence[C]], Draft[S]]) -> list[Draft[S]]:
+    """The drafts to plan in full, in this order, until one fits; as few of the able are sketched as will do.
 
-    Those come first that are worth least. `smallest` compares peaks in place of seconds.
+    Those come first that are worth least.
     """
     exact = draft(())
-    if not able or (exact.fits and not smallest and exact.plan.extra <= MARGIN):
-        return exact
+    free = 0.0 if exact.room is None else exact.graph.seconds  # what no sketch is needed for
+    if not able or (exact.fits and exact.cost <= (1 + MARGIN) * free):
+        return [exact]
     every = draft(able)
-    if exact.fits and not smallest and exact.plan.seconds <= (1 + MARGIN) * every.once:
-        return exact
     if not every.fits:
-        return min(exact, every, key=_least)
+        return sorted((exact, every), key=lambda draft: draft.look.peak)
+    limit = (1 + MARGIN) * max(every.cost, free)
 
     def does(other: Draft[S]) -> bool:
-        if smallest:
-            return other.plan.peak <= (1 + MARGIN) * every.plan.peak
-        limit = (1 + MARGIN) * max(every.plan.seconds, exact.once)
-        return other.once <= limit and other.fits and other.plan.seconds <= limit
+        return other.fits and other.cost <= limit
 
-    return exact if does(exact) else _fewest(able, every, draft, does)
-
-
-def _least(draft: Draft[S]) -> int:
-    """The smallest peak of a draft that does not fit; 0 of one that does."""
-    return draft.found.smallest if isinstance(draft.found, BudgetTooSmall) else 0
+    return [exact, every] if does(exact) else [_fewest(able, every, draft, does), every, exact]
 
 
 def _fewest(
