@@ -19,7 +19,7 @@ from lowtide.solve.search.ladder import Rung
 from sketched import WIDTH, Block, WithLoss, gradients, same, step
 
 
-def sketch(model, kind="strided", rate=0.25, **options):
+def sketch(model, kind="rows", rate=0.25, **options):
     return lowtide.sketch(model, rate if KINDS[kind].has_rate else None, kind=kind, **options)
 
 
@@ -92,7 +92,7 @@ def test_the_speed_of_a_sketch_is_no_reason_for_it():
 
 
 def test_as_few_as_will_do_and_the_least_worth_first():
-    fits = {name: (1.0, ROOM) for name in ("abcdefgh", "efgh", "gh", "h")}
+    fits = dict.fromkeys(("abcdefgh", "efgh", "gh", "h"), (1.0, ROOM))
     draft, _ = table({"": (1.5, ROOM), **fits})
     assert names(decide("abcdefgh", draft)) == ["h", "abcdefgh", ""]
 
@@ -132,7 +132,12 @@ def mark(*layers, saved=1, noise=1.0, storage=0):
 
 
 def test_inputs_that_are_soon_computed_again_are_worth_least():
-    marks = [mark("a", storage=1), mark("b", storage=2), mark("c", noise=0.1, storage=2), mark("d", storage=1)]
+    marks = [
+        mark("a", storage=1),
+        mark("b", storage=2),
+        mark("c", noise=0.1, storage=2),
+        mark("d", storage=1),
+    ]
     assert ranked(marks, {1: 1.0, 2: 2.0}) == [("d",), ("a",), ("b",), ("c",)]
 
 

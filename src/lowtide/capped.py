@@ -43,9 +43,12 @@ class Entry:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the last step, or of its largest piece."""
+        """The plan of the last step, or of its largest piece; the sketched layers are those of all pieces."""
         plans = [piece.plan for piece in self.ran if piece.plan is not None]
-        return max(plans, key=lambda plan: plan.peak, default=None)
+        if len(plans) < 2:
+            return plans[0] if plans else None
+        sketched = tuple(dict.fromkeys(name for plan in plans for name in plan.sketched))
+        return replace(max(plans, key=lambda plan: plan.peak), sketched=sketched)
 
     def plan_with(self, present: int) -> Plan | None:
         """The plan as it stands beside gradients of that many bytes that it was made without."""

@@ -11,7 +11,7 @@ state are as they were.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,9 +19,8 @@ import torch
 from .api import _capped, cap, plan_of, uncap
 from .errors import LowtideError, NothingToTrain
 from .measure import Measurement
-from .plan import Plan, make_plan
+from .plan import Plan
 from .sketching.planned import as_planned
-from .solve.keep_all import keep_all
 from .trial import Trial, modules_of
 from .units import Budget, format_bytes, format_seconds
 
@@ -136,22 +135,19 @@ def verify(
     try:
         plain, uncapped = trial.run(model)
         capped, peak, plan = _run_capped(trial, model, budget, options)
+        compiled = options.get("executor") == "inductor"
+        unstable: tuple[str, ...] = ()
         with as_planned(modules_of(model), plan.sketched) as differs:
             if differs:  # the plan keeps some layers exact that are sketched without a cap
                 plain, uncapped = trial.run(model)
-        compiled = options.get("executor") == "inductor"
-        different = () if compiled else _differences(plain, capped)
-        reference = plain
-        unstable: tuple[str, ...] = ()
-        if different or compiled:
-            same = _keeping_everything(plan) if plan.sketched else None
-            reference, _, _ = _run_capped(
-                trial, model, "free", {**options, "method": "keep_all", "plan": same}
-            )
-        if different:
-            with as_planned(modules_of(model), plan.sketched):
+            different = () if compiled else _differences(plain, capped)
+            reference = plain
+            if different or compiled:
+                keeping = {**options, "method": "keep_all", "plan": None}
+                reference, _, _ = _run_capped(trial, model, "free", keeping)
+            if different:
                 again = [_differences(plain, trial.run(model)[0]) for _ in range(AGAIN)]
-            unstable = tuple(dict.fromkeys(name for names in again for name in names))
+                unstable = tuple(dict.fromkeys(name for names in again for name in names))
     finally:
         trial.restore()
     if compiled:
@@ -163,12 +159,6 @@ def verify(
         noun = name.partition(" ")[0]
         compared[noun] = compared.get(noun, 0) + 1
     return Verification(plan, uncapped, peak, compared, different, inexact, unstable, compiled)
-
-
-def _keeping_everything(plan: Plan) -> Plan:
-    """The same step, with the same sketches, keeping everything."""
-    whole = make_plan(plan.graph, keep_all(plan.graph), method="keep_all")
-    return replace(whole, sketched=plan.sketched)
 
 
 def _run_capped(

@@ -42,10 +42,10 @@ class Sketches:
         places = list(dict.fromkeys(re.sub(r"\d+", "*", name) for name in self.layers))
         which = ", ".join([*places[:_MOST_SHOWN], *(["..."] if len(places) > _MOST_SHOWN else [])])
         rest = "" if len(self.layers) == self.able else "; the others are exact"
+        saved = format_bytes(self.saved)
         return (
-            f"{len(self.layers)} of {self.able} sketched layers keep a sketch ({which}), which is "
-            f"{format_bytes(self.saved)} smaller than their input; their weight gradients are random, and "
-            f"lowtide.noise shows how much{rest}"
+            f"{len(self.layers)} of {self.able} sketched layers keep a sketch ({which}): {saved} less than "
+            f"their inputs, for weight gradients with noise (see lowtide.noise){rest}"
         )
 
 

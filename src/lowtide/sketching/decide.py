@@ -3,11 +3,12 @@
 Problem: given inputs that may be sketched, and what the step costs under a budget with some of them sketched,
 choose which. Steps are compared by their seconds, or by their peaks where the smallest is asked for.
 
-Method: the exact step is looked at first, then the one with every sketch. The exact one is taken where it takes
-no longer than the sketched one, or than the exact step without a cap: a sketch is there for the bytes, not
-for its speed. A difference within a margin is none. Otherwise sketches are taken out again, in blocks that
-get smaller, those first that are worth least, as long as the step stays within the margin of the one with
-every sketch. What a step costs is seen by a quick look (`solve.quick`); only the chosen one is planned in full.
+Method: the exact step is looked at first, then the one with every sketch. The exact one is taken where it
+takes no longer than the sketched one, or than the exact step without a cap: a sketch is there for the bytes,
+not for its speed. A difference within a margin is none. Otherwise sketches are taken out again, in blocks
+that get smaller, those first that are worth least, as long as the step stays within the margin of the one
+with every sketch. What a step costs is seen by a quick look (`solve.quick`); only the chosen one is planned
+in full.
 
 Limits: at most eight looks, so of many sketches more may stay than are needed.
 """

@@ -62,8 +62,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 def cast(x: torch.Tensor) -> torch.Tensor:
     """The input as autocast hands it to a linear layer."""
     kind = x.device.type
-    casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    if not casts or not x.is_floating_point() or x.dtype == torch.float64:
+    if not _casts(kind) or not x.is_floating_point() or x.dtype == torch.float64:
         return x
     return x.to(torch.get_autocast_dtype(kind))
 
@@ -110,9 +109,17 @@ def _weight_gradient(ctx: Any, seed: Any, real: Any, kept: Kept, gradient: torch
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Sums of a sketch are in single precision at least, also inside of autocast."""
-    if not torch.amp.is_autocast_available(device.type) or not torch.is_autocast_enabled(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    return torch.autocast(device.type, enabled=False) if _casts(device.type) else nullcontext()
+
+
+def _casts(kind: str) -> bool:
+    """Whether autocast is on for a kind of device."""
+    return _has_autocast(kind) and torch.is_autocast_enabled(kind)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch 2.11 cannot trace it
+def _has_autocast(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind)
 
 
 def _refuse_create_graph() -> None:

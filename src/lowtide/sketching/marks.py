@@ -68,7 +68,8 @@ def ranked(marks: Sequence[Mark], seconds: Mapping[int, float]) -> list[tuple[st
         if saved > 0:
             layers = tuple(dict.fromkeys(layer for mark in group for layer in mark.layers))
             worths[layers] = sum(seconds.get(mark.storage, 0.0) for mark in group) / max(noise, 1e-9)
-    return sorted(reversed(worths), key=worths.__getitem__)
+    last_first = list(reversed(worths))
+    return sorted(last_first, key=worths.__getitem__)
 
 
 def _groups(marks: Sequence[Mark]) -> list[list[Mark]]:
@@ -100,7 +101,7 @@ def _mark(compress: fx.Node, there: set[int]) -> Mark:
     return Mark(
         compress=compress.name,
         gradients=tuple(node.name for node in gradients),
-        layers=tuple(_layer(node) for node in gradients),
+        layers=tuple(_layer(node) for node in reversed(gradients)),
         storage=storage_of(value),
         saved=0 if storage_of(value) in there else value.untyped_storage().nbytes() - kept,
         noise=noise * len(gradients),
@@ -108,5 +109,5 @@ def _mark(compress: fx.Node, there: set[int]) -> Mark:
 
 
 def _layer(gradient: fx.Node) -> str:
-    """The name of the layer; one that is called again is known to torch.compile as what its `forward` holds."""
+    """The name of the layer; in a second call, torch.compile knows it as what its `forward` holds."""
     return shown(module_path(gradient).removesuffix("forward.args.0").removesuffix("."))

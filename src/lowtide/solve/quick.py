@@ -1,8 +1,8 @@
 """A quick look at what a budget costs: the best of a few greedy descents.
 
-These are descents with which `auto` begins its search (see `search.greedy`), to one budget, or for `smallest` down
-to where they end. Their plans are often as good as those of `auto` and take a fraction of its time. They are
-there to compare graphs with each other, of which one is then planned in full.
+These are descents with which `auto` begins its search (see `search.greedy`), to one budget, or for `smallest`
+down to where they end. Their plans are often as good as those of `auto` and take a fraction of its time. They
+are there to compare graphs with each other, of which one is then planned in full.
 """
 
 from __future__ import annotations
