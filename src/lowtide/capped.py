@@ -47,8 +47,11 @@ class Entry:
         plans = [piece.plan for piece in self.ran if piece.plan is not None]
         if len(plans) < 2:
             return plans[0] if plans else None
-        sketched = tuple(dict.fromkeys(name for plan in plans for name in plan.sketched))
-        return replace(max(plans, key=lambda plan: plan.peak), sketched=sketched)
+        sketched, trimmed = (
+            tuple(dict.fromkeys(name for plan in plans for name in getattr(plan, field)))
+            for field in ("sketched", "trimmed")
+        )
+        return replace(max(plans, key=lambda plan: plan.peak), sketched=sketched, trimmed=trimmed)
 
     def plan_with(self, present: int) -> Plan | None:
         """The plan as it stands beside gradients of that many bytes that it was made without."""

@@ -220,7 +220,9 @@ class Piece:
             spare=self.spare,
             notes=self.notes(),
         )
-        self.plan = replace(made, sketched=self.sketches.layers if self.sketches else ())
+        if self.sketches is not None:
+            made = replace(made, sketched=self.sketches.layers, trimmed=self.sketches.exact)
+        self.plan = made
         return self.plan
 
     def room(self) -> int | None:
@@ -237,7 +239,7 @@ class Piece:
         """What a share of a budget is of, besides the uncapped peak of this very graph."""
         assert self.trace is not None
         found = device_memory(self.trace.device, self.target)
-        if found is None and self.sketches is not None and self.sketches.layers:
+        if found is None and self.sketches is not None and self.sketches.saved:
             budget = self.options.budget
             if budget is not None and budget.share is not None:
                 return self.sketches.whole  # with a sketch, too, a share is one of the exact step
@@ -322,7 +324,7 @@ def _follow(plan: Plan, graph: Graph, free: list[int] | None) -> Plan:
             f"{sum(v.bytes for v in graph.values)}. Plan this model with this batch's shapes and device anew."
         )
     made = make_plan(graph, plan.schedule, method=plan.method, budget=plan.budget, notes=plan.notes)
-    return booked(replace(made, sketched=plan.sketched), free)
+    return booked(replace(made, sketched=plan.sketched, trimmed=plan.trimmed), free)
 
 
 def _with_missing_gradients_left_out(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,7 +19,18 @@ from .units import format_bytes, format_seconds
 __all__ = ["Plan", "make_plan"]
 
 FORMAT_VERSION = 1
-FIELDS = ("method", "budget", "bound", "compiled", "sketched", "notes", "graph", "schedule", "timeline")
+FIELDS = (
+    "method",
+    "budget",
+    "bound",
+    "compiled",
+    "sketched",
+    "trimmed",
+    "notes",
+    "graph",
+    "schedule",
+    "timeline",
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +42,8 @@ class Plan:
     what the user should know about how far the promise goes. `compiled` is the peak that the buffers of the
     compiled step come to, where it was compiled: the simulator knows what fuses only as far as `fuse` does.
     `sketched` are the layers that keep a sketch of their input by this plan's choice; layers that always do
-    are not among them.
+    are not among them. `trimmed` are those that could keep a sketch and keep only some rows of their input,
+    since no other rows get a gradient: they are exact.
     """
 
     graph: Graph
@@ -43,6 +55,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     compiled: int | None = None
     sketched: tuple[str, ...] = ()
+    trimmed: tuple[str, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -117,6 +130,7 @@ class Plan:
             "bound": self.bound,
             **({} if self.compiled is None else {"compiled": self.compiled}),
             **({"sketched": list(self.sketched)} if self.sketched else {}),
+            **({"trimmed": list(self.trimmed)} if self.trimmed else {}),
             "notes": list(self.notes),
             "graph": self.graph.to_dict(),
             "schedule": self.schedule.to_dict(),
@@ -149,7 +163,8 @@ class Plan:
             bound=None if bound is None else jsonform.read_number(data, "bound"),
             notes=tuple(str(note) for note in jsonform.read_items(data, "notes")),
             compiled=None if compiled is None else jsonform.read_count(data, "compiled"),
-            sketched=tuple(map(str, jsonform.read_items(data, "sketched") if "sketched" in data else ())),
+            sketched=_names(data, "sketched"),
+            trimmed=_names(data, "trimmed"),
         )
 
     def to_json(self) -> str:
@@ -181,6 +196,10 @@ def make_plan(
 ) -> Plan:
     """The plan of a schedule, judged by the simulator."""
     return Plan(graph, schedule, simulate(graph, schedule), method, budget, notes=notes)
+
+
+def _names(data: Any, field: str) -> tuple[str, ...]:
+    return tuple(map(str, jsonform.read_items(data, field))) if field in data else ()
 
 
 def _write(path: Path, text: str) -> Path:

@@ -4,7 +4,8 @@ Both runs start from the same parameters, buffers, batch and random state; outpu
 buffer and the random state afterwards are compared as bits, and the measured peak with the predicted one. A
 compiled step rounds differently from plain PyTorch, and draws other random numbers: it is compared with the
 same executor keeping everything, to half of the digits of each dtype. Where the plan chose which layers keep
-a sketch, the others keep none in the runs to compare with. Afterwards the model, its gradients and the random
+a sketch, the others keep none in the runs to compare with. Where it keeps some rows of an input, weight
+gradients are compared to half of their digits. Afterwards the model, its gradients and the random
 state are as they were.
 """
 
@@ -20,7 +21,7 @@ from .api import _capped, cap, plan_of, uncap
 from .errors import LowtideError, NothingToTrain
 from .measure import Measurement
 from .plan import Plan
-from .sketching.planned import as_planned
+from .sketching.planned import as_planned, weights_of
 from .trial import Trial, modules_of
 from .units import Budget, format_bytes, format_seconds
 
@@ -97,6 +98,11 @@ class Verification:
                 "  note: the captured step itself rounds differently from plain PyTorch (an in-place op or a "
                 "layout that tracing changes); the cap changed no bit of it"
             )
+        if self.plan.trimmed and not self.compiled:
+            lines.append(
+                f"  note: weight gradients of {len(self.plan.trimmed)} layers come from the rows that have a "
+                "gradient, and are equal to rounding"
+            )
         if self.unstable:
             lines.append(
                 f"  note: plain PyTorch differs from itself from run to run in {len(self.unstable)} of these"
@@ -137,10 +143,12 @@ def verify(
         capped, peak, plan = _run_capped(trial, model, budget, options)
         compiled = options.get("executor") == "inductor"
         unstable: tuple[str, ...] = ()
+        weights = weights_of(modules_of(model), plan.trimmed)  # whose gradients come from fewer rows
+        rounded = frozenset(f"gradients {n}" for n, p in trial.parameters.items() if p in weights)
         with as_planned(modules_of(model), plan.sketched) as differs:
             if differs:  # the plan keeps some layers exact that are sketched without a cap
                 plain, uncapped = trial.run(model)
-            different = () if compiled else _differences(plain, capped)
+            different = () if compiled else _differences(plain, capped, rounded)
             reference = plain
             if different or compiled:
                 keeping = {**options, "method": "keep_all", "plan": None}
@@ -151,8 +159,8 @@ def verify(
     finally:
         trial.restore()
     if compiled:
-        different = _differences(reference, capped, same=_close)
-    found = (different, different if compiled else _differences(reference, capped))
+        different = _differences(reference, capped, frozenset({*reference, *capped}))
+    found = (different, different if compiled else _differences(reference, capped, rounded))
     different, inexact = (tuple(name for name in names if name not in unstable) for names in found)
     compared: dict[str, int] = {}
     for name in plain:
@@ -180,11 +188,14 @@ def _run_capped(
 
 
 def _differences(
-    left: dict[str, Any], right: dict[str, Any], *, same: Callable[..., bool] | None = None
+    left: dict[str, Any], right: dict[str, Any], rounded: frozenset[str] = frozenset()
 ) -> tuple[str, ...]:
-    equal = same or _same
-    names = [*left, *(name for name in right if name not in left)]
-    return tuple(name for name in names if not equal(left.get(name), right.get(name)))
+    """The names of what is not the same, for some of them up to rounding."""
+
+    def equal(name: str) -> bool:
+        return (_close if name in rounded else _same)(left.get(name), right.get(name))
+
+    return tuple(name for name in dict.fromkeys([*left, *right]) if not equal(name))
 
 
 def _same(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:

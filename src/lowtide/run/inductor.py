@@ -139,7 +139,7 @@ class Partitioner(private("CustomPartitionerFn")):  # type: ignore[misc]
         plan = self.piece.plan
         text = repr(self.piece.options.budget)
         if plan is not None:
-            text += plan.schedule.to_json() + plan.graph.fingerprint + repr(plan.sketched)
+            text += plan.schedule.to_json() + plan.graph.fingerprint + repr((plan.sketched, plan.trimmed))
         return "lowtide " + hashlib.sha256(text.encode()).hexdigest()
 
     def __deepcopy__(self, memo: Any) -> Partitioner:

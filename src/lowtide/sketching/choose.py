@@ -13,7 +13,7 @@ from ..simulate import simulate
 from ..solve.keep_all import keep_all
 from ..units import format_bytes
 from .decide import Draft, decide
-from .marks import of_layers, ranked
+from .marks import Mark, of_layers, ranked
 from .replace import MarkedStep
 
 if TYPE_CHECKING:
@@ -26,27 +26,37 @@ _MOST_SHOWN = 8
 
 @dataclass(frozen=True)
 class Sketches:
-    """The layers that keep a sketch, of so many that may, and by how many bytes these are smaller.
+    """The layers that keep a sketch, of so many that may, and by how many bytes that is smaller.
 
-    `whole` is the uncapped peak of the step with none.
+    `exact` are those that keep the rows that get a gradient in its place; `whole` is the uncapped peak of
+    the step with neither.
     """
 
     layers: tuple[str, ...]
+    exact: tuple[str, ...]
     able: int
     saved: int
     whole: int
 
     def __str__(self) -> str:
-        if not self.layers:
-            return f"0 of {self.able} sketched layers keep a sketch: the step is exact"
-        places = list(dict.fromkeys(re.sub(r"\d+", "*", name) for name in self.layers))
-        which = ", ".join([*places[:_MOST_SHOWN], *(["..."] if len(places) > _MOST_SHOWN else [])])
-        rest = "" if len(self.layers) == self.able else "; the others are exact"
-        saved = format_bytes(self.saved)
-        return (
-            f"{len(self.layers)} of {self.able} sketched layers keep a sketch ({which}): {saved} less than "
-            f"their inputs, for weight gradients with noise (see lowtide.noise){rest}"
-        )
+        sketched, trimmed = len(self.layers), len(self.exact)
+        parts = [f"{sketched} of {self.able} sketched layers keep a sketch" + _places(self.layers)]
+        if trimmed:
+            parts.append(f"{trimmed} keep only the rows that get a gradient" + _places(self.exact))
+        if self.saved:
+            parts.append(f"that is {format_bytes(self.saved)} less than their inputs")
+        if not sketched:
+            parts.append("the step is exact")
+        elif sketched + trimmed < self.able:
+            parts.append("the others are exact")
+        return "; ".join(parts) + (": lowtide.noise shows the noise" if sketched else "")
+
+
+def _places(layers: Sequence[str]) -> str:
+    """Layers in brackets by their names, those of repeated blocks as one."""
+    found = list(dict.fromkeys(re.sub(r"\d+", "*", name) for name in layers))
+    shown = ", ".join([*found[:_MOST_SHOWN], *(["..."] if len(found) > _MOST_SHOWN else [])])
+    return f" ({shown})" if found else ""
 
 
 def choose(piece: Piece, marked: MarkedStep, forward_outputs: int) -> Piece:
@@ -58,10 +68,10 @@ def choose(piece: Piece, marked: MarkedStep, forward_outputs: int) -> Piece:
     drafts = _Drafts(piece, marked, forward_outputs)
     given, before = piece.options.plan, piece.sketches
     if given is not None:
-        return _first_that_fits([drafts.make(given.sketched)])
+        return _first_that_fits([drafts.make(given.sketched + given.trimmed)])
     able = ranked(marked.marks, drafts.seconds())
     if before is not None:
-        return _first_that_fits([drafts.make(before.layers), drafts.of(able)])
+        return _first_that_fits([drafts.make(before.layers + before.exact), drafts.of(able)])
     return _first_that_fits(decide(able, drafts.of))
 
 
@@ -83,7 +93,7 @@ class _Drafts:
 
     def __init__(self, piece: Piece, marked: MarkedStep, forward_outputs: int) -> None:
         self.piece, self.marked, self.forward_outputs = piece, marked, forward_outputs
-        self.able = len({layer for mark in marked.marks for layer in mark.layers})
+        self.able = len(_layers(marked.marks))
         self.made: dict[tuple[str, ...], Draft[Piece]] = {}
         self.whole = 0 if piece.sketches is None else piece.sketches.whole
 
@@ -94,10 +104,12 @@ class _Drafts:
     def make(self, layers: Collection[str]) -> Draft[Piece]:
         """The step with some layers sketched, traced and priced."""
         chosen = of_layers(self.marked.marks, layers)
-        names = tuple(dict.fromkeys(layer for mark in chosen for layer in mark.layers))
+        noisy, exact = (_layers(mark for mark in chosen if bool(mark.part) is some) for some in (False, True))
+        names = noisy + exact
         if names not in self.made:
             saved = sum(mark.saved for mark in chosen)
-            step = replace(self.piece, sketches=Sketches(names, self.able, saved, self.whole))
+            sketches = Sketches(noisy, exact, self.able, saved, self.whole)
+            step = replace(self.piece, sketches=sketches)
             step.take(self.marked.replaced(chosen), self.forward_outputs)
             assert step.lifted is not None
             graph = step.lifted.graph
@@ -116,3 +128,7 @@ class _Drafts:
             for name in op.writes
             for tensor in tensors_of(lifted.root_of[name])
         }
+
+
+def _layers(marks: Iterable[Mark]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(layer for mark in marks for layer in mark.layers))

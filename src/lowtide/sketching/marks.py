@@ -1,7 +1,8 @@
 """The marks of sketches in a captured step: which inputs may be sketched, for which layers, and what for.
 
 A mark is one input of sketched layers: `lowtide::compress` in the forward of the joint graph, and one
-`lowtide::weight_gradient` in the backward for each layer that reads it.
+`lowtide::weight_gradient` in the backward for each layer that reads it. Where only some rows get a gradient,
+and take no more bytes than a sketch, these rows are kept in its place, and the weight gradients are exact.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from torch import fx
 
 from ..lift import module_path
 from ..nodes import depends_on, storage_of, tensors_of
+from .gradient_rows import Mask, Part, gradient_rows, part_of
 from .kinds import KINDS
 from .layers import shown
 from .marker import COMPRESS, WEIGHT_GRADIENT
@@ -28,7 +31,8 @@ class Mark:
     """One input that may be sketched: its nodes by name, the storage it lies in, the layers that read it.
 
     `saved` are the bytes by which a sketch is smaller than the input, 0 where the input is there in the
-    backward anyway; `noise` is a guess, in variances of SGD, summed over the layers.
+    backward anyway; `noise` is a guess, in variances of SGD, summed over the layers. `part` are the rows
+    that are kept in place of a sketch, where they will do.
     """
 
     compress: str
@@ -37,6 +41,7 @@ class Mark:
     storage: int
     saved: int
     noise: float
+    part: Part | None = None
 
 
 def has_marks(graph: fx.Graph) -> bool:
@@ -46,8 +51,14 @@ def has_marks(graph: fx.Graph) -> bool:
 
 def find_marks(graph: fx.Graph) -> list[Mark]:
     """The marks of a joint graph without idle views, in its order."""
-    there = _there_anyway(graph)
-    return [_mark(node, there) for node in graph.find_nodes(op="call_function", target=COMPRESS)]
+    there, rows = _there_anyway(graph), gradient_rows(graph)
+    compressed = graph.find_nodes(op="call_function", target=COMPRESS)
+    marks = [_mark(node, there, rows) for node in compressed]
+    exact = {mark for group in _groups(marks) if all(mark.part for mark in group) for mark in group}
+    return [
+        mark if mark in exact else _mark(node, there, {})
+        for mark, node in zip(marks, compressed, strict=True)
+    ]
 
 
 def of_layers(marks: Sequence[Mark], layers: Collection[str]) -> list[Mark]:
@@ -91,13 +102,17 @@ def _there_anyway(graph: fx.Graph) -> set[int]:
     return {storage_of(tensor) for node in nodes for tensor in tensors_of(node)}
 
 
-def _mark(compress: fx.Node, there: set[int]) -> Mark:
+def _mark(compress: fx.Node, there: set[int], rows: Mapping[fx.Node, Mask]) -> Mark:
     x, _, kind, k, _ = compress.args
     users = [user for item in compress.users for user in item.users]
     gradients = dict.fromkeys(user for user in users if user.target is WEIGHT_GRADIENT)
     value = x.meta["val"]  # type: ignore[union-attr]
     kept = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(compress))
     noise = value.shape[0] / k - 1 if KINDS[kind].has_rate else _ROUNDING_NOISE[kind]  # type: ignore[index,operator]
+    part = _part([rows.get(node.args[0]) for node in gradients])  # type: ignore[arg-type]
+    if part is not None:
+        few = part.rows(value.shape[0]) * value.shape[1] * value.element_size()
+        part, kept, noise = (part, few, 0.0) if few <= kept else (None, kept, noise)
     return Mark(
         compress=compress.name,
         gradients=tuple(node.name for node in gradients),
@@ -105,7 +120,14 @@ def _mark(compress: fx.Node, there: set[int]) -> Mark:
         storage=storage_of(value),
         saved=0 if storage_of(value) in there else value.untyped_storage().nbytes() - kept,
         noise=noise * len(gradients),
+        part=part,
     )
+
+
+def _part(rows: Sequence[Mask | None]) -> Part | None:
+    """The part that the rows of several gradients are together."""
+    known = [mask for mask in rows if mask is not None]
+    return part_of(np.logical_or.reduce(known)) if known and len(known) == len(rows) else None
 
 
 def _layer(gradient: fx.Node) -> str:

@@ -2,7 +2,8 @@
 
 A mark that is sketched becomes the plain operators of its two kinds of nodes; any other becomes the product
 of the gradient with the input itself, which is what `nn.Linear` computes, and its seed is not drawn. So the
-step is, bit for bit, that of the model in which only the layers of the chosen marks are sketched.
+step is, bit for bit, that of the model in which only the layers of the chosen marks are sketched. Where some
+rows of the input are kept in place of a sketch, the product is of these rows alone: the same up to rounding.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from .._torch import private
 from ..nodes import is_item, tensors_of
 from ..rewrite import drop_idle_views, look_anew
+from .gradient_rows import Part
 from .marker import COMPRESS, PLAIN, WEIGHT_GRADIENT
 from .marks import Mark, find_marks
 
@@ -40,8 +42,13 @@ class MarkedStep:
         graph.output(graph.graph_copy(self.joint.graph, {}))
         node = {node.name: node for node in graph.nodes}
         for mark in self.marks:
-            put = self.put_sketch if mark in sketched else self.put_product
-            put(graph, node[mark.compress], [node[name] for name in mark.gradients])
+            compress, gradients = node[mark.compress], [node[name] for name in mark.gradients]
+            if mark not in sketched:
+                self.put_product(graph, compress, gradients)
+            elif mark.part is not None:
+                self.put_product(graph, compress, gradients, mark.part)
+            else:
+                self.put_sketch(graph, compress, gradients)
         graph.lint()
         if self.compiled:
             graph = private("fx_graph_cse")(graph)
@@ -55,11 +62,16 @@ class MarkedStep:
         for node in gradients:
             _replace(graph, node, self.insert(graph, node, PLAIN[WEIGHT_GRADIENT], node.args))
 
-    def put_product(self, graph: fx.Graph, compress: fx.Node, gradients: list[fx.Node]) -> None:
+    def put_product(
+        self, graph: fx.Graph, compress: fx.Node, gradients: list[fx.Node], part: Part | None = None
+    ) -> None:
         x = _shared(graph, compress.args[0])
+        if part is not None:
+            x = self.insert(graph, compress, _kept_rows, (x, *part))
         for node in gradients:
             g = _shared(graph, node.args[0])
-            _replace(graph, node, self.insert(graph, node, _product, (g, x)))
+            product, args = (_product, (g, x)) if part is None else (_product_of_rows, (g, x, *part))
+            _replace(graph, node, self.insert(graph, node, product, args))
         for item in [*compress.users, compress]:
             graph.erase_node(item)
 
@@ -90,6 +102,14 @@ class MarkedStep:
 
 def _product(g: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return g.t() @ x
+
+
+def _kept_rows(x: torch.Tensor, *part: int) -> torch.Tensor:
+    return Part(*part).of(x).clone()
+
+
+def _product_of_rows(g: torch.Tensor, x: torch.Tensor, *part: int) -> torch.Tensor:
+    return Part(*part).of(g).t() @ x
 
 
 def _like(tensor: torch.Tensor) -> Any:
