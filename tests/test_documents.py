@@ -104,7 +104,12 @@ def test_code_of_the_page_on_sketches_runs(capsys):
     names = {}
     for block in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL):
         exec(compile(block, "sketch.md", "exec"), names)
-    assert "noise / SGD's own" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "noise / SGD's own" in printed
+    assert (
+        printed.strip().splitlines()[-2:]
+        == re.search(r"```text\n(.*?)\n```", page, re.DOTALL)[1].splitlines()
+    )
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)

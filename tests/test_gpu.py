@@ -277,3 +277,54 @@ def test_compiled_steps_agree_with_the_same_executor_uncapped(name):
     found = lowtide.verify(model, *args, kwargs=kwargs, budget="min", executor="inductor")
     assert found.exact, found
     assert found.measured <= found.predicted + BLOCK
+
+
+class Chain(torch.nn.Module):
+    """Linear layers whose inputs only another product gives again."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.layers = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(6)))
+
+    def forward(self, x):
+        return self.layers(x).square().mean()
+
+
+@pytest.mark.parametrize("executor", ["eager", "inductor"])
+@pytest.mark.parametrize("kind", ["strided", "int8"])
+def test_sketches_are_chosen_as_a_budget_needs_them(kind, executor):
+    model, x = Chain(2048).cuda(), torch.randn(32768, 2048, device="cuda")
+    lowtide.cap(model, "100%", executor=executor)
+    model(x).backward()
+    whole = lowtide.plan_of(model).peak
+    lowtide.sketch(lowtide.uncap(model), 0.1 if kind == "strided" else None, kind=kind)
+    model.zero_grad()
+    roomy, tight = (
+        lowtide.verify(model, x, budget=int(share * whole), executor=executor) for share in (1.01, 0.7)
+    )
+    print(roomy, tight, *tight.plan.notes, sep="\n")
+    assert roomy.plan.sketched == ()
+    assert 0 < len(tight.plan.sketched) < 6
+    for found in (roomy, tight):
+        assert found.exact, found
+        assert abs(found.measured - found.predicted) <= max(0.01 * found.predicted, BLOCK), found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_rounded_inputs_take_less_at_the_peak(kind, dtype):
+    x = torch.randn(32768, 2048, device="cuda", dtype=dtype)
+    model = Chain(2048).to(device="cuda", dtype=dtype)
+
+    def step():
+        model(x).backward()
+        model.zero_grad()
+
+    step()
+    exact = lowtide.measure(step, device="cuda")
+    lowtide.sketch(model, kind=kind)
+    step()
+    found = lowtide.measure(step, device="cuda")
+    share = {"int8": 1, "int4": 0.5}[kind] / dtype.itemsize
+    print(kind, dtype, exact, found)
+    assert exact.peak - found.peak > 0.5 * (1 - share) * 5 * x.numel() * dtype.itemsize

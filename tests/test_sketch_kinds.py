@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+import lowtide
+from lowtide.sketching import rounded
 from lowtide.sketching.choice import Choice
 from lowtide.sketching.draw import SEED_BYTES, chosen, draw_seed, normals, signs, uniforms
 from lowtide.sketching.kinds import KINDS
@@ -177,6 +179,25 @@ def test_rounding_keeps_what_lies_on_a_level(name):
     x = torch.tensor([[0.0, 255.0, 17.0, 34.0], [-3.0, -3.0, -3.0, -3.0]], dtype=F64)
     g = torch.eye(2, dtype=F64)
     torch.testing.assert_close(estimate(KINDS[name], x, g, 2), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 64, 65])
+@pytest.mark.parametrize("name", NO_RATE)
+def test_slices_of_a_large_input_change_no_bit(name, rows, dtype, monkeypatch):
+    kind, (x, g), seed = KINDS[name], layer(rows, 512, dtype=dtype), draw_seed(CPU)
+    whole = kind.compress(x, seed, rows)
+    expected = kind.weight_gradient(g, whole, seed, rows)
+    monkeypatch.setattr(rounded, "_SLICE", 2048)
+    slices = kind.compress(x, seed, rows)
+    assert all(torch.equal(*pair) for pair in zip(slices, whole, strict=True))
+    assert torch.equal(kind.weight_gradient(g, slices, seed, rows), expected)
+
+
+def test_rounding_takes_little_besides_what_it_keeps():
+    x = torch.randn(2048, 8192)
+    taken = lowtide.measure(lambda: KINDS["int8"].compress(x, draw_seed(x), 0), device="cpu").peak
+    assert taken < 1.1 * x.numel() * x.element_size()
 
 
 def test_signs_are_fair_and_four_of_them_independent():

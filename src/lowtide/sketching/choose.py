@@ -53,8 +53,10 @@ class Sketches:
 
 
 def _places(layers: Sequence[str]) -> str:
-    """Layers in brackets by their names, those of repeated blocks as one."""
-    found = list(dict.fromkeys(re.sub(r"\d+", "*", name) for name in layers))
+    """Layers in brackets by their names; of many, those of repeated blocks are one."""
+    found = list(layers)
+    if len(found) > _MOST_SHOWN:
+        found = list(dict.fromkeys(re.sub(r"\d+", "*", name) for name in layers))
     shown = ", ".join([*found[:_MOST_SHOWN], *(["..."] if len(found) > _MOST_SHOWN else [])])
     return f" ({shown})" if found else ""
 
