@@ -4,11 +4,11 @@ Problem: given inputs that may be sketched, and what the step costs under a budg
 choose which. Steps are compared by their seconds, or by their peaks where the smallest is asked for.
 
 Method: the exact step is looked at first, then the one with every sketch. The exact one is taken where it
-takes no longer than the sketched one, or than the exact step without a cap: a sketch is there for the bytes,
-not for its speed. A difference within a margin is none. Otherwise sketches are taken out again, in blocks
-that get smaller, those first that are worth least, as long as the step stays within the margin of the one
-with every sketch. What a step costs is seen by a quick look (`solve.quick`); only the chosen one is planned
-in full.
+takes no longer: a sketch is there for the bytes, so it is the seconds of computing things again that it is to
+save, and its shorter products do not count. A difference within a margin is none. Otherwise sketches are
+taken out again, in blocks that get smaller, those first that are worth least, as long as the step stays
+within the margin of the one with every sketch. What a step costs is seen by a quick look (`solve.quick`); only
+the chosen one is planned in full.
 
 Limits: at most eight looks, so of many sketches more may stay than are needed.
 """
@@ -53,10 +53,15 @@ class Draft(Generic[S]):
         """Whether the quick plan keeps to the budget."""
         return self.room is None or self.look.peak <= self.room
 
-    @property
-    def cost(self) -> float:
-        """What is to be small: the seconds, or the peak where the smallest is asked for."""
-        return self.look.peak if self.room is None else self.look.seconds
+    def cost(self, exact: Draft[S]) -> float:
+        """What is to be small: the seconds, or the peak where the smallest is asked for.
+
+        Where sketches make products shorter than those of the exact step, that does not count.
+        """
+        if self.room is None:
+            return self.look.peak
+        again = self.look.seconds - self.graph.seconds
+        return again + max(self.graph.seconds, exact.graph.seconds)
 
 
 def decide(able: Sequence[C], draft: Callable[[Sequence[C]], Draft[S]]) -> list[Draft[S]]:
@@ -65,16 +70,16 @@ def decide(able: Sequence[C], draft: Callable[[Sequence[C]], Draft[S]]) -> list[
     Those come first that are worth least.
     """
     exact = draft(())
-    free = 0.0 if exact.room is None else exact.graph.seconds  # what no sketch is needed for
-    if not able or (exact.fits and exact.cost <= (1 + MARGIN) * free):
+    free = exact.room is not None and exact.fits and exact.cost(exact) <= (1 + MARGIN) * exact.graph.seconds
+    if not able or free:
         return [exact]
     every = draft(able)
     if not every.fits:
         return sorted((exact, every), key=lambda draft: draft.look.peak)
-    limit = (1 + MARGIN) * max(every.cost, free)
+    limit = (1 + MARGIN) * every.cost(exact)
 
     def does(other: Draft[S]) -> bool:
-        return other.fits and other.cost <= limit
+        return other.fits and other.cost(exact) <= limit
 
     return [exact, every] if does(exact) else [_fewest(able, every, draft, does), every, exact]
 
