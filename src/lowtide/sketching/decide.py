@@ -7,8 +7,8 @@ Method: the exact step is looked at first, then the one with every sketch. The e
 takes no longer: a sketch is there for the bytes, so it is the seconds of computing things again that it is to
 save, and its shorter products do not count. A difference within a margin is none. Otherwise sketches are
 taken out again, in blocks that get smaller, those first that are worth least, as long as the step stays
-within the margin of the one with every sketch. What a step costs is seen by a quick look (`solve.quick`); only
-the chosen one is planned in full.
+within the margin of the one with every sketch. What a step costs is seen by a quick look (`solve.quick`);
+only the chosen one is planned in full.
 
 Limits: at most eight looks, so of many sketches more may stay than are needed.
 """
