@@ -6,11 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import lowtide
 from lowtide.sketching import choose as choosing
-from lowtide.sketching.gradient_rows import part_of
+from lowtide.sketching.gradient_rows import gradient_rows, part_of
 from sketched import WIDTH, gradients, same, step
+
+aten = torch.ops.aten
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.data())
@@ -34,6 +37,56 @@ def test_rows_that_are_no_part(rows):
     mask = np.zeros(10, dtype=bool)
     mask[rows] = True
     assert part_of(mask) is None
+
+
+def first(g):
+    return aten.select_backward(g, [3, 4, 5], 1, 0)
+
+
+PASSED_ON = {
+    "select": first,
+    "slice": lambda g: aten.slice_backward(g, [8, 5], 0, 1, 8, 3),
+    "scatter one": lambda g: aten.select_scatter(torch.full([3, 4, 5], 0.0), g, 1, 2),
+    "scatter to the end": lambda g: aten.slice_scatter(torch.full([6, 5], 0.0), g, 0, 3),
+    "scatter some": lambda g: aten.slice_scatter(torch.full([9, 5], 0.0), g, 0, 1, 7, 2),
+    "rows by themselves": lambda g: -aten.gelu_backward(first(g), torch.ones(3, 4, 5)) / 2,
+    "a product": lambda g: first(g).view(12, 5) @ torch.ones(5, 7),
+    "a sum of two": lambda g: first(g) - aten.select_backward(g, [3, 4, 5], 1, -1),
+    "a factor of zeros": lambda g: first(g) * torch.ones(3, 4, 1) * (first(g) + first(g)),
+    "turned": lambda g: first(g).transpose(0, 1).permute(1, 0, 2).transpose(-3, -2),
+    "a norm": lambda g: aten.native_layer_norm_backward(
+        first(g), torch.rand(3, 4, 5), [5], torch.rand(3, 4, 1), torch.ones(3, 4, 1), None, None, [1, 0, 0]
+    )[0],
+    "sums of rows": lambda g: first(g).sum([-1], True).double(),
+}
+
+
+@pytest.mark.parametrize("name", PASSED_ON)
+def test_rows_that_are_zero_are_passed_on(name):
+    g = torch.rand(3, 5) + 1
+    graph = make_fx(PASSED_ON[name], tracing_mode="fake")(g).graph
+    (output,) = graph.find_nodes(op="output")
+    found = PASSED_ON[name](g)
+    rows = gradient_rows(graph)[output.args[0]]
+    assert rows.tolist() == found.ne(0).any(-1).tolist()
+
+
+NOT_KNOWN = {
+    "another sum": lambda g: first(g) + torch.rand(3, 4, 5),
+    "a shift": lambda g: first(g) + 1,
+    "parts of rows": lambda g: aten.select_backward(g, [3, 5, 4], 2, 0),
+    "turned over": lambda g: first(g).transpose(1, 2),
+    "other rows": lambda g: first(g).view(6, 10),
+    "columns": lambda g: torch.rand(2, 12) @ first(g).view(12, 5),
+    "a quotient": lambda g: first(g) / torch.rand(3, 4, 5),
+}
+
+
+@pytest.mark.parametrize("name", NOT_KNOWN)
+def test_what_no_rule_covers_may_be_anything(name):
+    graph = make_fx(NOT_KNOWN[name], tracing_mode="fake")(torch.rand(3, 5)).graph
+    (output,) = graph.find_nodes(op="output")
+    assert output.args[0] not in gradient_rows(graph)
 
 
 class Encoder(nn.Module):

@@ -135,23 +135,26 @@ def _padded(node: fx.Node, find: Find) -> Mask | None:
     """The gradient of a part by plain indices: zero outside of it."""
     args: Any = node.args
     part, sizes, dim, *where = args
-    return _put(np.zeros(tuple(sizes)[:-1], dtype=bool), part, dim, where, find)
+    place = where[0] if node.target is aten.select_backward.default else slice(*where)
+    return _put(np.zeros(tuple(sizes)[:-1], dtype=bool), part, dim, place, find)
 
 
 def _scattered(node: fx.Node, find: Find) -> Mask | None:
     """A part that is written into a whole."""
-    whole, part, *rest = node.args
-    dim, *where = rest or [0]
-    rows = find(whole)
-    return None if rows is None else _put(rows.copy(), part, dim, where, find)
+    given: Any = node.args
+    rows = find(given[0])
+    if rows is None or node.kwargs:
+        return None
+    _, part, dim, start, stop, step = (*given, *(0, None, None, None)[len(given) - 2 :])
+    place = start if node.target is aten.select_scatter.default else slice(start, stop, step)
+    return _put(rows.copy(), part, dim, place, find)
 
 
-def _put(rows: Mask, part: Any, dim: Any, where: list[Any], find: Find) -> Mask | None:
+def _put(rows: Mask, part: Any, dim: int, place: int | slice, find: Find) -> Mask | None:
     dim = dim % (rows.ndim + 1)
     if dim == rows.ndim:  # a part of every row
         return None
     inside = find(part)
-    place = where[0] if len(where) == 1 else slice(*(*where, None, None, None)[:3])
     rows[(slice(None),) * dim + (place,)] = True if inside is None else inside
     return rows
 
