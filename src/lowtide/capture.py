@@ -126,7 +126,7 @@ class Piece:
         """Stands where AOTAutograd asks for a forward and a backward graph."""
         if has_marks(joint.graph):
             marked = MarkedStep(joint, compiled=self.compiled)
-            vars(self).update(vars(choose(self, marked, num_fwd_outputs)))
+            self.become(choose(self, marked, num_fwd_outputs))
         else:
             self.take(joint, num_fwd_outputs)
             self.make_plan()
@@ -137,6 +137,10 @@ class Piece:
         assert self.plan is not None
         pair: Pair = lower(self.trace, self.lifted, self.plan.schedule)
         return pair.forward, pair.backward
+
+    def become(self, other: Piece) -> None:
+        """Be as a copy of this piece that was taken and planned."""
+        vars(self).update(vars(other))
 
     def take(self, joint: fx.GraphModule, forward_outputs: int) -> None:
         """Trace a joint graph, lift it and price it."""

@@ -141,11 +141,12 @@ def _padded(node: fx.Node, find: Find) -> Mask | None:
 
 def _scattered(node: fx.Node, find: Find) -> Mask | None:
     """A part that is written into a whole."""
-    given: Any = node.args
+    given: tuple[Any, ...] = node.args
     rows = find(given[0])
     if rows is None or node.kwargs:
         return None
-    _, part, dim, start, stop, step = (*given, *(0, None, None, None)[len(given) - 2 :])
+    missing: tuple[Any, ...] = (0, None, None, None)[len(given) - 2 :]
+    _, part, dim, start, stop, step = (*given, *missing)
     place = start if node.target is aten.select_scatter.default else slice(start, stop, step)
     return _put(rows.copy(), part, dim, place, find)
 
