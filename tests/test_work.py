@@ -8,7 +8,7 @@ from torch import nn
 
 import lowtide
 from lowtide.schedule import Run
-from lowtide.work import as_traffic, instructions
+from lowtide.work import PER_BYTE, as_traffic, instructions
 from traces import lifted
 
 ROWS, WIDTH = 512, 256
@@ -37,7 +37,7 @@ def test_what_computes_for_long_costs_more_than_it_moves(function):
     moved, each = traffic_of(function)
     assert each > 30
     assert moved > 2 * WHOLE
-    assert moved == pytest.approx(each * ROWS * WIDTH / 6.5, rel=0.01)
+    assert moved == pytest.approx(each * ROWS * WIDTH / PER_BYTE, rel=0.01)
 
 
 def test_a_mask_is_kept_before_numbers_are_drawn_again():

@@ -14,12 +14,12 @@ from torch import fx
 from .fusion import type_of
 from .nodes import tensors_of
 
-__all__ = ["as_traffic", "instructions"]
+__all__ = ["INSTRUCTIONS", "PER_BYTE", "as_traffic", "instructions"]
 
-_PER_BYTE = 6.5
+PER_BYTE = 6.5
 """Instructions that a device starts in the time that memory takes for a byte; 5 to 10 on common ones."""
 
-_INSTRUCTIONS = {
+INSTRUCTIONS = {
     "prims.inductor_random": 100,
     "prims.inductor_randint": 100,
     "aten.pow": 40,
@@ -42,10 +42,10 @@ _INSTRUCTIONS = {
 
 def as_traffic(nodes: Iterable[fx.Node]) -> int:
     """The bytes that memory moves in the time in which these nodes are computed."""
-    return int(sum(map(instructions, nodes)) / _PER_BYTE)
+    return int(sum(map(instructions, nodes)) / PER_BYTE)
 
 
 def instructions(node: fx.Node) -> int:
     """What a node takes, for all its elements."""
     elements = max((tensor.numel() for tensor in tensors_of(node)), default=0)
-    return elements * _INSTRUCTIONS.get(type_of(node), 1)
+    return elements * INSTRUCTIONS.get(type_of(node), 1)
