@@ -17,6 +17,7 @@ from lowtide import capture
 from lowtide._torch import private
 from lowtide.errors import BudgetTooSmall, NothingToTrain, UnsupportedBackward
 from lowtide.run import inductor
+from lowtide.run.images import hand_over_channels_last
 from lowtide.run.in_memory import in_memory
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler here")
@@ -51,6 +52,19 @@ class Convolutions(nn.Module):
 
     def forward(self, x, target):
         return nn.functional.cross_entropy(self.net(x), target)
+
+
+class Residual(nn.Module):
+    """The end of a ResNet: a sum behind the last convolution, its mean, a classifier."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.norm, self.head = nn.BatchNorm2d(16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        x = self.first(x).relu()
+        return self.head((self.norm(self.last(x)) + x).relu().mean((2, 3)))
 
 
 def step(model, batch, seed=1):
@@ -281,6 +295,37 @@ def test_seeds_are_drawn_before_the_loops_around_them(monkeypatch):
     kinds = ("cpp_fused", "extern_kernels.", "aten.randint")
     launched = [call for call in calls if call.startswith(kinds) and "=" not in call]
     assert [call.partition("_")[0] for call in launched[:3]] == ["aten.randint.low", "cpp", "extern"]
+
+
+def images(monkeypatch, turns=True):
+    """What a compiled forward hands over behind its last convolution, with the operator that writes it."""
+    handed = []
+
+    def look(forward, outputs):
+        hand_over_channels_last(forward, outputs)
+        (output,) = forward.graph.find_nodes(op="output")
+        handed.extend(str(node.target) for node in output.args[0] if "in_memory" in str(node.target))
+
+    decide = "torch._inductor.graph.GraphLowering.decide_layout_opt"
+    monkeypatch.setattr(decide, lambda *_, **__: turns)
+    private.cache_clear()
+    monkeypatch.setattr(capture, "hand_over_channels_last", look)
+    model, x = Residual(), torch.rand(4, 3, 16, 16)
+    wanted = list(model.parameters())
+    expected = torch.autograd.grad(model(x).square().sum(), wanted)
+    lowtide.cap(model, HUGE, executor="inductor")
+    for mine, plain in zip(torch.autograd.grad(model(x).square().sum(), wanted), expected, strict=True):
+        torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-4)
+    private.cache_clear()
+    return handed
+
+
+def test_images_are_handed_over_with_their_channels_last_where_inductor_turns_layouts(monkeypatch):
+    assert set(images(monkeypatch)) == {"lowtide.image_in_memory.default"}
+
+
+def test_images_stay_as_they_are_where_it_does_not(monkeypatch):
+    assert "lowtide.image_in_memory.default" not in images(monkeypatch, turns=False)
 
 
 def test_rows_that_are_written_down_may_be_padded():

@@ -32,6 +32,7 @@ from .plan import Plan, make_plan
 from .resident import fixed_bands
 from .run.backward import Backward
 from .run.eager import compile_graph
+from .run.images import hand_over_channels_last
 from .simulate import simulate
 from .sketching.choose import Sketches, choose
 from .sketching.marks import has_marks
@@ -136,6 +137,8 @@ class Piece:
         assert self.lifted is not None
         assert self.plan is not None
         pair: Pair = lower(self.trace, self.lifted, self.plan.schedule)
+        if self.compiled:
+            hand_over_channels_last(pair.forward, len(self.trace.outputs))
         return pair.forward, pair.backward
 
     def become(self, other: Piece) -> None:

@@ -254,7 +254,8 @@ class _Fusing:
         """The ops whose results are written down when they run, so that what they read can go.
 
         Those are loops that write much, and products of much that are read later on: where one is added to
-        something, Inductor would form it only there.
+        something, Inductor would form it only there. A convolution it forms where it stands: there the
+        operator would only make it copy the result to another layout.
         """
         large = max((self.size[name] for op in ops for name in op.writes), default=0) // _SMALL
         single = [op for op in ops if len(op.writes) == 1 and self.how[op.name] != "reduction"]
@@ -263,6 +264,8 @@ class _Fusing:
     def is_kept(self, op: Op, large: int) -> bool:
         if self.how[op.name] == "loop":
             return self.size[op.writes[0]] > large
+        if type_of(self.lifted.node_of[op.name]) == "aten.convolution":
+            return False
         return self.is_read_later(op) and any(self.size[name] > large for name in (*op.reads, *op.writes))
 
     def is_read_later(self, op: Op) -> bool:

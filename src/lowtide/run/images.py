@@ -1,0 +1,43 @@
+"""Images that a compiled forward hands to its backward: channels last, as its convolutions hold them.
+
+Where Inductor turns the layouts of convolutions, it turns what stands before the last of them. What stands
+behind (the last normalisation, an activation) it hands over with the channels first, unless the graph says
+otherwise; the backward would begin with a transposed gradient, which the first convolution copies.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from .._torch import private
+from ..fusion import fusing, type_of
+from .in_memory import image_in_memory, in_memory
+
+__all__ = ["hand_over_channels_last"]
+
+aten = torch.ops.aten
+
+
+def hand_over_channels_last(forward: fx.GraphModule, outputs: int) -> None:
+    """Say so of the images that are saved; the first `outputs` results are the user's own."""
+    if not private("decide_layout")(forward, is_inference=False):
+        return
+    (output,) = forward.graph.find_nodes(op="output")
+    images = _behind_convolutions(forward.graph)
+    for node in output.args[0][outputs:]:  # type: ignore[index]
+        if node in images and node.target is in_memory():
+            node.target = image_in_memory()
+
+
+def _behind_convolutions(graph: fx.Graph) -> set[fx.Node]:
+    """Convolutions, and what loops compute of them that is an image still."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.dim() != 4:
+            continue
+        loop = fusing(node) != "apart" or type_of(node) == "lowtide.in_memory"
+        if node.target is aten.convolution.default or (loop and not found.isdisjoint(node.all_input_nodes)):
+            found.add(node)
+    return found
