@@ -5,11 +5,11 @@ step (all that its backward reads, the state that it hands on included) takes `r
 `room` bytes are there for both, beside one step that is being worked on. Which states are stored, which steps
 are recorded, so that the fewest steps run again?
 
-Method: the "mixed" strategy of Gruslys et al. 2016, in another shape. It never pays to store a recording
-while steps further on run again: storing states only, and recording a *leaf* of several steps at the end of
-each descent, takes as few runs (compared with the full recurrence over both kinds in the tests). With j
-states stored, a leaf may have L(j) = 1 + floor((room - j·state) / record) steps: leaves taper off to the
-right. So
+Method: the "mixed" strategy of Gruslys et al. 2016, in another shape. As a recording takes no less than the
+state that is part of it, it never pays to store one while steps further on run again: storing states only,
+and recording a *leaf* of several steps at the end of each descent, takes as few runs (compared with the full
+recurrence over both kinds in the tests). With j states stored, a leaf may have
+L(j) = 1 + floor((room - j·state) / record) steps: leaves taper off to the right. So
 
     F(t, j) = t                                               if t ≤ L(j),
     F(t, j) = min over y of  y + F(t-y, j+1) + F(y, j)        otherwise.
@@ -23,7 +23,8 @@ are tried for short parts, and one for each part once many parts have been looke
 Complexity: O(levels) for two runs per step; in general O(levels · r) rows and a bounded number of parts.
 
 Limits: equal steps. For more than two runs per step and parts of more than `SHORT` steps the tree is the best
-one found.
+one found. Where a recording is the smaller of the two after all (a state may have a random state with it), a
+mix of both can take a few runs less: at most 7 % in all cases of up to 24 steps that were tried.
 """
 
 from __future__ import annotations
