@@ -89,9 +89,21 @@ class Turn:
         fcntl.flock(self.file, fcntl.LOCK_UN)
 
     def come_back(self, _: object = None) -> None:
-        """Use the device beside others again; who has the door need not be waited for twice."""
+        """Use the device beside others again, if it was left."""
         if not self.shares:
             self.take(fcntl.LOCK_SH)
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Leave the device that is used beside others for a while."""
+        shared = self.shares
+        if shared:
+            self.leave()
+        try:
+            yield
+        finally:
+            if shared:
+                self.come_back()
 
     @contextmanager
     def beside_others(self) -> Iterator[None]:
@@ -140,12 +152,8 @@ def compile_beside(turn: Turn) -> None:
     """Let Lowtide leave the device to others while it compiles a step again, which torch does not see."""
     original = CompiledStep.compile
 
-    def compile(step: CompiledStep, inputs: Any) -> Any:  # noqa: A001
-        beside = turn.shares
-        turn.leave() if beside else None
-        try:
+    def compile_away(step: CompiledStep, inputs: Any) -> Any:
+        with turn.away():
             return original(step, inputs)
-        finally:
-            turn.come_back() if beside else None
 
-    CompiledStep.compile = compile  # type: ignore[method-assign]
+    CompiledStep.compile = compile_away  # type: ignore[method-assign]

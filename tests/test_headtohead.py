@@ -271,6 +271,17 @@ def test_first_steps_share_the_device_and_leave_it_while_torch_compiles(tmp_path
     assert is_free(lock)
 
 
+def test_a_step_that_lowtide_compiles_again_leaves_the_device_too(tmp_path):
+    turn = Turn(tmp_path / "lock", quiet=0)
+    with turn.beside_others():
+        with turn.away():
+            assert is_free(tmp_path / "lock")
+        assert not is_free(tmp_path / "lock")
+    with turn.away():
+        assert is_free(tmp_path / "lock")
+    assert is_free(tmp_path / "lock")
+
+
 def test_the_calmest_round_counts():
     rounds = iter([[1.0, 2.0, 3.0, 4.0], [5.0, 5.0, 6.0, 6.0], [1.0, 9.0, 9.0, 20.0]])
     assert calm(lambda: next(rounds)) == {"milliseconds": 5.5, "spread": 1.0}
