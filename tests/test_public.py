@@ -45,6 +45,7 @@ def test_names():
         "UnsupportedBackward",
         "Value",
         "Verification",
+        "Watched",
         "cap",
         "checkpoint_chain",
         "frontier",
@@ -60,6 +61,7 @@ def test_names():
         "uncap",
         "unsketch",
         "verify",
+        "watch",
         "while_scan",
     ]
     assert lowtide.__all__ == sorted(lowtide.__all__)

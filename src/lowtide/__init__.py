@@ -29,6 +29,7 @@ from .sequences import Recurrent, ScanPlan, scan, scan_plan, while_scan
 from .simulate import Timeline, simulate
 from .sketching import Noise, noise, sketch, unsketch
 from .verify import Verification, verify
+from .watch import Watched, watch
 
 __version__ = "0.1.0"
 
@@ -58,6 +59,7 @@ __all__ = [
     "UnsupportedBackward",
     "Value",
     "Verification",
+    "Watched",
     "cap",
     "checkpoint_chain",
     "frontier",
@@ -73,5 +75,6 @@ __all__ = [
     "uncap",
     "unsketch",
     "verify",
+    "watch",
     "while_scan",
 ]

@@ -129,6 +129,9 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
     def note_peak(self) -> None:
         self.made_peak = max(self.made_peak, self.made)
 
+    def note_return(self, operator: Any) -> None:
+        """An operator has returned, and what it gave is counted."""
+
 
 def _make_mode(tracker: live_storages) -> Any:
     leaves = private("tree_leaves")
@@ -147,6 +150,7 @@ def _make_mode(tracker: live_storages) -> Any:
             for leaf in leaves(result):
                 tracker.make(leaf)
             tracker.note_peak()
+            tracker.note_return(func)
             return result
 
     return Tracking()
