@@ -23,7 +23,8 @@ from pathlib import Path
 from lowtide.frontier import frontier
 from lowtide.graph import Graph
 from lowtide.plan import Plan, make_plan
-from lowtide.report.bands import bands, buckets
+from lowtide.report.bands import aligned, bands, buckets
+from lowtide.report.residency import Residency, keeping_everything
 from lowtide.report.svg import HEIGHT, LEFT, RIGHT, WIDTH, Frame, chart, shades
 from lowtide.schedule import Run
 from lowtide.simulate import simulate
@@ -78,8 +79,9 @@ def timeline(method: str) -> str:
     graph = small_step()
     budget = int(SHARE * simulate(graph, keep_all(graph)).peak)
     plan = make_plan(graph, METHODS[method](graph, budget), method=method, budget=budget)
-    layers, drawn = bands(plan), buckets(plan.timeline.resident, STEPS)
-    inside = chart(plan, layers, drawn).partition(">")[2].removesuffix("</svg>")
+    layers, drawn = bands(Residency(plan)), buckets(plan.timeline.resident, STEPS)
+    uncapped = aligned(plan, keeping_everything(plan).plan)
+    inside = chart(plan, layers, drawn, uncapped).partition(">")[2].removesuffix("</svg>")
     names = [(band.name, shade) for band, shade in zip(layers, shades(layers), strict=True)]
     return document(caption(plan), [inside, *ticks(plan), *legend(names)])
 

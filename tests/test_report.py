@@ -1,23 +1,35 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from random import Random
 
 import pytest
 
 from graphs import chain, cnn, random_graph
+from lowtide.errors import LowtideError
+from lowtide.frontier import frontier
 from lowtide.graph import Graph, Op, Value
+from lowtide.measure import Measurement
 from lowtide.plan import Plan, make_plan
-from lowtide.report.bands import bands, buckets, uncapped_line
+from lowtide.report.advice import advice
+from lowtide.report.bands import aligned, bands, buckets
+from lowtide.report.choices import changes, choices
+from lowtide.report.decision import SORTS, decisions
+from lowtide.report.fold import fold, ranges
 from lowtide.report.page import page
-from lowtide.report.stays import at_peak, peak_is_between
-from lowtide.report.tables import alive_at_peak, spent
+from lowtide.report.peak import alive_at_peak, at_peak, crowds, least_peak, near_peak, peak_is_between
+from lowtide.report.place import Places
+from lowtide.report.residency import Residency, keeping_everything
+from lowtide.report.spent import Spent, folded, spent
 from lowtide.report.text import sparkline, text
 from lowtide.report.wording import short
 from lowtide.schedule import Drop, Run, Schedule
 from lowtide.solve.keep_all import keep_all
 from lowtide.solve.order import first_order, with_drops
+from lowtide.watch import Watched
 
 NASTY = "</script><script>alert(1)</script><b>&\"'\u2028\ud800"
 
@@ -89,15 +101,18 @@ PLANS = plans()
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_bands_add_up_to_resident(plan: Plan) -> None:
-    found = [band.resident for band in bands(plan)]
+    found = [band.resident for band in bands(Residency(plan))]
     assert all(min(line) >= 0 for line in found)
     assert tuple(map(sum, zip(*found, strict=True))) == plan.timeline.resident
 
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_what_is_there_at_the_peak_adds_up_to_it(plan: Plan) -> None:
-    assert sum(stay.bytes for stay in at_peak(plan)) == plan.peak
-    assert sum(row.bytes for row in alive_at_peak(plan)) == plan.peak
+    shown = Residency(plan)
+    assert sum(stay.bytes for stay in at_peak(shown)) == plan.peak
+    rows = alive(plan)
+    assert sum(row.bytes for row in rows) == plan.peak
+    assert sum(crowd.bytes for crowd in crowds(rows)) == plan.peak
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -105,6 +120,35 @@ def test_the_uncapped_line_reaches_its_maximum(plan: Plan) -> None:
     line = uncapped_line(plan)
     assert len(line) == len(plan.timeline.resident)
     assert max(line, default=0) == max(plan.uncapped.resident, default=0)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_no_schedule_goes_below_the_least_peak(plan: Plan) -> None:
+    assert least_peak(plan.graph)[0] <= plan.timeline.peak
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_decisions_are_those_of_the_stays(plan: Plan) -> None:
+    found = decisions(plan.graph, plan.schedule)
+    values = [stay for stay in Residency(plan).stays if stay.what == "value"]
+    for name, decision in found.items():
+        of = [stay for stay in values if stay.name == name]
+        assert decision.again == sum(stay.again for stay in of)
+        if plan.graph.value[name].kind != "tangent":
+            assert decision.kept == any(stay.crosses for stay in of)
+        assert decision.sort in SORTS
+
+
+def alive(plan: Plan):
+    return alive_at_peak(Residency(plan), Places(plan.graph))
+
+
+def uncapped_line(plan: Plan) -> tuple[int, ...]:
+    return aligned(plan, keeping_everything(plan).plan)
+
+
+def rows_of(plan: Plan) -> dict[str, Spent]:
+    return {row.name: row for row in spent(Residency(plan), Places(plan.graph))}
 
 
 def test_keeping_everything_is_its_own_uncapped_line_at_every_run() -> None:
@@ -117,7 +161,7 @@ def test_keeping_everything_is_its_own_uncapped_line_at_every_run() -> None:
 
 def test_bands_by_hand() -> None:
     plan = rerun_small()
-    found = {band.name: band.resident for band in bands(plan)}
+    found = {band.name: band.resident for band in bands(Residency(plan))}
     assert found["optimizer state"] == (100,) * 12
     assert found["teacher"] == (30,) * 12
     assert found["parameters and buffers"] == (21,) * 12
@@ -132,26 +176,184 @@ def test_bands_by_hand() -> None:
 def test_a_peak_between_forward_and_backward_counts_the_caller_s_bytes() -> None:
     plan = keeping(small(boundary=1000))
     assert peak_is_between(plan)
-    assert alive_at_peak(plan)[0].bytes == 1000
+    assert alive(plan)[0].bytes == 1000
     assert "between the forward and the backward" in page(plan)
     assert "between the forward and the backward" in text(plan)
 
 
-def test_decisions() -> None:
-    decided = {row.name: row.decided for row in spent(rerun_small())}
-    assert decided == {
-        "a": "dropped and recomputed 1 time",
-        "mask": "dropped and recomputed 1 time",
+def test_decisions_in_words() -> None:
+    said = {name: str(row.decided) for name, row in rows_of(rerun_small()).items()}
+    assert said == {
+        "a": "dropped, recomputed once",
+        "mask": "dropped, recomputed once",
         "g": "dropped after use",
-        "t": "given",
+        "t": "given to the backward",
+        "new": "a result: there to the end",
+        "y": "a result: there to the end",
+        **dict.fromkeys(("x", "w", "mean", "old", "optimizer state", "teacher"), "there all along"),
     }
-    assert {row.name: row.decided for row in spent(keeping(small()))}["a"] == "kept"
+    assert str(rows_of(keeping(small()))["a"].decided) == "kept"
 
 
 def test_lifetime_is_a_share_of_the_time() -> None:
-    share = {row.name: row.share for row in spent(keeping(small()))}
+    share = {name: row.share for name, row in rows_of(keeping(small())).items()}
     assert share["a"] == 1.0
     assert share["g"] == pytest.approx(0.5)
+    assert share["teacher"] == 1.0
+
+
+def test_why_things_are_there_at_the_peak() -> None:
+    plan = rerun_small()
+    assert plan.schedule.steps[plan.timeline.peak_step] == Run("linear.bw")
+    why = {item.stay.name: item.why for item in alive(plan)}
+    assert why["w"] == why["optimizer state"] == why["y"] == "held"
+    assert why["a"] == why["g"] == why["new"] == "in use"
+    assert "waiting" not in why.values()
+    assert "Nothing waits" in advice(Residency(plan), alive(plan))[0]
+
+
+def test_what_waits_at_the_peak_is_told_with_its_price() -> None:
+    plan = keeping(chain(6))
+    waiting = [item for item in alive(plan) if item.why == "waiting"]
+    assert waiting
+    for item in waiting:
+        assert item.seconds == 1.0
+        assert item.until is not None
+        step = plan.schedule.steps[item.until]
+        assert isinstance(step, Run)
+        assert item.stay.name in plan.graph.op[step.op].reads
+        assert item.until > plan.timeline.peak_step
+    said = " ".join(advice(Residency(plan), alive(plan)))
+    assert f"{len(waiting)} values wait" in said
+    assert "run what writes it again before step" in said
+    assert f"No schedule goes below {least_peak(plan.graph)[0]} B" in said
+
+
+def test_a_value_that_may_not_be_made_again_is_told_so() -> None:
+    graph = chain(4)
+    pinned = [replace(op, kind="pinned") if op.name == "f1" else op for op in graph.ops]
+    plan = keeping(graph.replace(ops=tuple(pinned)))
+    assert any("may not be made again" in line for line in advice(Residency(plan), alive(plan)))
+    assert "may run only once" in page(plan)
+
+
+def test_steps_near_the_peak_are_counted() -> None:
+    plan = rerun_small()
+    peak = plan.timeline.peak
+    runs = [
+        size
+        for step, size in zip(plan.schedule.steps, plan.timeline.resident, strict=True)
+        if isinstance(step, Run)
+    ]
+    assert near_peak(Residency(plan)) == sum(size >= 0.99 * peak for size in runs) - 1
+
+
+def test_ranges() -> None:
+    assert ranges([]) == ""
+    assert ranges([3]) == "3"
+    assert ranges([4, 0, 1, 2, 9, 2]) == "0-2,4,9"
+    assert ranges(range(0, 100, 2)) == "0,2,4,6,8,…,98"
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (["h.0.mlp", "h.1.mlp", "h.3.mlp"], ["h.0-1,3.mlp"]),
+        (["0.norm", "1.norm"], ["0-1.norm"]),
+        (["layer1.0.conv1", "layer2.0.conv1"], ["layer1.0.conv1", "layer2.0.conv1"]),
+        (["layer1.0.conv1", "layer1.0.conv2"], ["layer1.0.conv1", "layer1.0.conv2"]),
+        (["f0", "f1", "f2"], ["f0-2"]),
+        (["a.0.b.0", "a.0.b.1", "a.1.b.0", "a.1.b.1"], ["a.0-1.b.0-1"]),
+        (["a.0.b.0", "a.1.b.1"], ["a.*.b.*"]),
+        (["a.0.b.7", "a.1.b.7"], ["a.0-1.b.7"]),
+        (["run20261116123456", "run20261116123457"], ["run20261116123456", "run20261116123457"]),
+        (["", ""], [""]),
+        (["\0.1.\n", "\0.2.\n"], ["\0.1-2.\n"]),
+        (["٣.a", "٤.a"], ["٣.a", "٤.a"]),
+    ],
+)
+def test_folding(paths: list[str], expected: list[str]) -> None:
+    found = fold(paths, path=lambda path: path, alike=lambda path: None)
+    assert [item.where for item in found] == expected
+    assert [path for item in found for path in item.members] == paths
+
+
+def test_things_that_are_not_alike_are_not_folded() -> None:
+    found = fold([("h.0", 1), ("h.1", 2), ("h.2", 1)], path=lambda item: item[0], alike=lambda item: item[1])
+    assert [item.where for item in found] == ["h.0,2", "h.1"]
+
+
+def test_identical_layers_are_one_row() -> None:
+    rows = spent(Residency(keeping(chain(6))), Places(chain(6)))
+    groups = {group.where: group for group in folded(rows) if group.members[0].decided.sort == "kept"}
+    assert list(groups) == ["f0-4"]
+    assert groups["f0-4"].bytes == 5
+    assert groups["f0-4"].average == pytest.approx(sum(row.average for row in groups["f0-4"].members))
+
+
+def test_every_row_is_in_one_group() -> None:
+    for plan in PLANS:
+        rows = spent(Residency(plan), Places(plan.graph))
+        members = [row.name for group in folded(rows) for row in group.members]
+        assert sorted(members) == sorted(row.name for row in rows)
+
+
+def test_choices_are_sorted_and_say_what_changes() -> None:
+    graph = cnn(3)
+    plans = frontier(graph)
+    plan = plans.best("70%")
+    whole = keeping_everything(plan).plan
+    other = make_plan(graph, with_reruns(graph, 3, 9), method="by hand")
+    found = choices(plan, whole, plans, [other])
+    assert [choice.sort for choice in found].count("this") == 1
+    assert {"this", "frontier", "other"} <= {choice.sort for choice in found}
+    peaks = [choice.plan.peak for choice in found]
+    assert peaks == sorted(peaks, reverse=True)
+    rows = changes(Residency(plan), whole, Places(graph))
+    assert rows
+    assert all(row.before != row.after for row in rows)
+    assert any("recomputed" in row.before and row.after == "kept" for row in rows)
+    assert changes(Residency(plan), plan, Places(graph)) == []
+
+
+def test_plans_of_another_graph_are_refused() -> None:
+    with pytest.raises(LowtideError, match="another graph"):
+        page(keeping(cnn(3)), others=[keeping(cnn(2))])
+    with pytest.raises(LowtideError, match="another graph"):
+        page(keeping(cnn(3)), frontier=frontier(chain(3)))
+
+
+def test_what_was_measured_is_shown() -> None:
+    plan = rerun_small()
+    html = page(plan, measured=Measurement(plan.peak, 2.0))
+    assert "as predicted, to the byte" in html
+    assert f"measured peak: {plan.peak} B" in html
+    more = page(plan, measured=Measurement(plan.peak + 1, 2.0))
+    assert f"{1 / plan.peak:+.2%} of the prediction" in more
+
+
+def test_points_that_were_measured_are_drawn_and_compared() -> None:
+    plan = rerun_small()
+    # Workspaces are gone when an op has returned: that of linear is 7 bytes.
+    points = {0: plan.timeline.resident[0] - 7, 1: plan.timeline.resident[1], 9: 1}
+    html = page(plan, measured=Watched(plan.peak, 1.0, points))
+    assert "measured behind 3 runs, 2 of them as predicted to the byte" in html
+    (path,) = re.findall(r'<path class="seen" d="([^"]+)"', html)
+    assert path.count("M") == 3
+
+
+def test_what_is_no_measurement_is_refused() -> None:
+    plan = rerun_small()
+    for wrong in (3, "8GiB", plan):
+        with pytest.raises(LowtideError, match="measured= takes"):
+            page(plan, measured=wrong)
+
+
+def test_the_peak_of_compiled_buffers_is_marked() -> None:
+    plan = replace(rerun_small(), compiled=290)
+    html = page(plan)
+    assert "peak of the compiled buffers: 290 B" in html
+    assert f"The peak of {plan.timeline.peak} B is reached" in html
 
 
 def test_buckets_keep_every_maximum() -> None:
@@ -175,7 +377,7 @@ class Checker(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen.append((tag, dict(attrs)))
-        if tag not in ("meta",):
+        if tag not in ("meta", "input"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -273,3 +475,15 @@ def test_short_text_is_bounded_and_can_be_written() -> None:
     assert short("a" * 90) == "a" * 90
     assert len(short("a" * 91)) == 90
     assert short("\ud800") == "?"
+
+
+def test_code_of_the_page_on_reports_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = (Path(__file__).parent.parent / "docs" / "report.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", said, flags=re.DOTALL):
+        exec(compile(block, "report.md", "exec"), names)
+    plan = names["plan"]
+    assert isinstance(plan, Plan)
+    assert plan.timeline.again > 0
+    assert "measured behind" in (tmp_path / "plan.html").read_text(encoding="utf-8")

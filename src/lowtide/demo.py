@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from . import cap, measure, plan, plan_of
+from . import cap, frontier, measure, plan, plan_of, watch
 from .plan import Plan
 from .report.text import text
 from .units import format_bytes
@@ -172,7 +172,8 @@ def main(arguments: list[str] | None = None) -> int:
     say("")
     say(text(made))
     chosen.out.mkdir(parents=True, exist_ok=True)
-    report = made.report(chosen.out / "report.html")
+    seen = watch(lambda: gradients(capped, data[0]), made)
+    report = made.report(chosen.out / "report.html", frontier=frontier(made, points=20), measured=seen)
     slower = median(second.seconds) / median(first.seconds) - 1
     say("")
     say(f"peak uncapped        {format_bytes(uncapped_peak):>12}   (plain PyTorch, measured)")

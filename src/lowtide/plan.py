@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import jsonform
 from .errors import FormatError, ScheduleError
@@ -15,6 +16,12 @@ from .simulate import Timeline, simulate
 from .solve.bound import lower_bound
 from .solve.keep_all import keep_all
 from .units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from .frontier import Frontier
+    from .measure import Measurement
+    from .verify import Verification
+    from .watch import Watched
 
 __all__ = ["Plan", "make_plan"]
 
@@ -89,7 +96,12 @@ class Plan:
     @cached_property
     def uncapped(self) -> Timeline:
         """The timeline of keeping everything."""
-        return simulate(self.graph, keep_all(self.graph))
+        return simulate(self.graph, self.kept_all)
+
+    @cached_property
+    def kept_all(self) -> Schedule:
+        """The schedule of keeping everything."""
+        return keep_all(self.graph)
 
     def __str__(self) -> str:
         budget = "none" if self.budget is None else format_bytes(self.budget)
@@ -114,11 +126,23 @@ class Plan:
 
         return f'<iframe srcdoc="{escape(page(self))}" width="100%" height="700" style="border:0"></iframe>'
 
-    def report(self, path: str | Path) -> Path:
-        """Write the plan as one self-contained HTML file and return its path."""
+    def report(
+        self,
+        path: str | Path,
+        *,
+        frontier: Frontier | None = None,
+        others: Iterable[Plan] = (),
+        measured: Measurement | Verification | Watched | None = None,
+    ) -> Path:
+        """Write the plan as one self-contained HTML file and return its path.
+
+        `frontier` (of `lowtide.frontier`) and `others` are plans of the same graph to choose from; finding
+        them takes longer than writing a report, so they are shown where they are given. `measured` is what
+        `lowtide.verify`, `lowtide.watch` or `lowtide.measure` returned for the step.
+        """
         from .report.page import page
 
-        return _write(Path(path), page(self))
+        return _write(Path(path), page(self, frontier=frontier, others=others, measured=measured))
 
     def to_dict(self) -> dict[str, Any]:
         """The plain form that JSON is written from."""

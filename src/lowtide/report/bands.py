@@ -15,10 +15,10 @@ from itertools import accumulate, pairwise
 from ..graph import Graph
 from ..plan import Plan
 from ..schedule import Run, Schedule
-from ..solve.keep_all import keep_all
-from .stays import VALUE, Stay, stays
+from .residency import Residency
+from .stays import VALUE, Stay
 
-__all__ = ["Band", "Bucket", "bands", "buckets", "uncapped_line"]
+__all__ = ["Band", "Bucket", "aligned", "bands", "buckets", "role_of"]
 
 _BY_KIND = {
     "parameter": "parameters and buffers",
@@ -49,14 +49,13 @@ class Bucket:
     step: int
 
 
-def bands(plan: Plan) -> list[Band]:
+def bands(shown: Residency) -> list[Band]:
     """The bands from the bottom up: the fixed ones, then those of the step. Empty ones are left out."""
-    length = len(plan.timeline.resident)
-    found = stays(plan.graph, plan.schedule)
-    changes = {("fixed", name): [0] * (length + 1) for name in plan.graph.fixed}
+    length = len(shown.timeline.resident)
+    changes = {("fixed", name): [0] * (length + 1) for name in shown.graph.fixed}
     changes |= {(role, role): [0] * (length + 1) for role in _ORDER}
-    for stay in found:
-        role = role_of(stay, plan.graph)
+    for stay in shown.stays:
+        role = role_of(stay, shown.graph)
         change = changes[role, stay.name if role == "fixed" else role]
         change[stay.start] += stay.bytes
         change[stay.end] -= stay.bytes
@@ -83,28 +82,32 @@ def buckets(resident: Sequence[int], most: int) -> list[Bucket]:
     return [Bucket(a, b, max(range(a, b), key=resident.__getitem__)) for a, b in pairwise(edges)]
 
 
-def uncapped_line(plan: Plan) -> tuple[int, ...]:
-    """Resident bytes of keeping everything, on the steps of the plan.
+def aligned(plan: Plan, other: Plan) -> tuple[int, ...]:
+    """Resident bytes of another plan of the same graph, on the steps of this one.
 
-    The two schedules have different steps, so they are aligned by op: where the plan runs an op for the
-    first time, the line shows keeping everything at that op; where it only runs ops again the line is flat.
+    The two schedules have different steps, so they are aligned by op: where this plan runs an op for the
+    first time, the line shows the other one at that op; where it only runs ops again the line is flat.
     Between two such points it shows the larger one, so that its maximum is the one of all steps.
     """
-    resident = plan.uncapped.resident
+    resident = other.timeline.resident
     line: list[int] = []
     before = 0
-    for index in _reached(plan.schedule, keep_all(plan.graph)):
+    for index in _reached(plan.schedule, other.schedule):
         line.append(max(resident[before : index + 1], default=line[-1] if line else 0))
         before = max(before, index + 1)
     return tuple(line)
 
 
-def _reached(plan: Schedule, whole: Schedule) -> list[int]:
-    """For each step of the plan, the last step of keeping everything that it has come to."""
-    place = {step.op: index for index, step in enumerate(whole.steps) if isinstance(step, Run)}
+def _reached(plan: Schedule, other: Schedule) -> list[int]:
+    """For each step of a schedule, the last step of the other one that it has come to."""
+    place: dict[str, int] = {}
+    steps, last = plan.steps, len(other.steps) - 1
+    for index, step in enumerate(other.steps):
+        if isinstance(step, Run):
+            place.setdefault(step.op, index)
     at = -1
     reached = []
-    for number, step in enumerate(plan.steps, 1):
+    for step in steps:
         at = max(at, place.get(step.op, at) if isinstance(step, Run) else at)
-        reached.append(len(whole.steps) - 1 if number == len(plan.steps) else at)
-    return reached
+        reached.append(at)
+    return [*reached[:-1], last] if steps else []

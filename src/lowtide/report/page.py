@@ -1,164 +1,153 @@
-"""The plan as one HTML document: the figures, the timeline, what is there at the peak, where it all goes.
+"""The plan as one HTML document: the figures, the timeline, the peak, where it all goes, what else there is.
 
-The document is whole in itself: style and script are inside and nothing is fetched. All text of the plan is
-escaped, names are cut to a bounded length and the timeline is drawn in a bounded number of buckets, so the
-page stays small whatever the graph is.
+The document is whole in itself: style, script and data are inside and nothing is fetched. It can be read and
+printed without the script, which adds what needs a reader's hand: hovering, zooming, sorting, filtering,
+choosing. All text of the plan is escaped, names are cut to a bounded length and pictures are drawn in a
+bounded number of buckets, so the page stays small whatever the graph is.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from html import escape
+from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
+from ..frontier import Frontier
 from ..plan import Plan
-from ..units import format_bytes, format_seconds
-from .bands import Band, bands, buckets
-from .hover import hover
-from .svg import chart, shades
-from .tables import alive_at_peak, spent
-from .wording import peak_moment, short
+from ..units import format_bytes
+from .axes import byte_ticks
+from .bands import Band, aligned, bands, buckets
+from .choices import Choice, choices
+from .header import header
+from .markup import say
+from .measured import Measured
+from .payload import FRAME, Texts, pack, table_of, told_choices, view_of
+from .place import Places
+from .residency import Residency, keeping_everything
+from .sections import choice_section, peak_section, spent_section, timeline_section
+from .spent import Group, folded, spent
+from .svg import Mark, chart, top_of
+from .tradeoff import tradeoff
 
 __all__ = ["page"]
 
 BUCKETS = 500
-PEAK_ROWS = 30
-SPENT_ROWS = 50
+SCRIPTS = ("format.js", "view.js", "timeline.js", "values.js", "choices.js", "page.js")
 
 
-def page(plan: Plan) -> str:
-    """The report of a plan, as the text of an HTML file."""
-    layers = bands(plan)
-    drawn = buckets(plan.timeline.resident, BUCKETS)
-    sections = [_header(plan), _timeline(plan, layers, chart(plan, layers, drawn)), _peak(plan), _spent(plan)]
+def page(
+    plan: Plan, *, frontier: Frontier | None = None, others: Iterable[Plan] = (), measured: Any = None
+) -> str:
+    """The report of a plan, as the text of an HTML file.
+
+    `frontier` and `others` are plans of the same graph to compare with, `measured` what `lowtide.verify`,
+    `lowtide.watch` or `lowtide.measure` returned for the step.
+    """
+    known = _known(plan, frontier, others, measured)
+    sections = [
+        header(plan, known.measured),
+        timeline_section(known.shown, known.layers, known.picture, known.legend, both=known.capped),
+        choice_section(plan, known.found, tradeoff(plan, known.found, known.measured)),
+        peak_section(known.shown, known.places, known.found),
+        spent_section(known.groups),
+    ]
+    script = "\n".join(_asset(name) for name in SCRIPTS)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Lowtide plan: {format_bytes(plan.peak)} on {_text(plan.graph.device)}</title>\n"
+        f"<title>Lowtide plan: {format_bytes(plan.peak)} on {say(plan.graph.device)}</title>\n"
         f"<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(sections)
-        + f'\n</main>\n<script id="data" type="application/json">{_data(hover(plan, drawn))}</script>\n'
-        f"<script>\n{_asset('page.js')}</script>\n</body>\n</html>\n"
+        + f'\n</main>\n<script id="data" type="text/plain">{pack(_data(known))}</script>\n'
+        f'<script>\n"use strict";\n(() => {{\n{script}}})();\n</script>\n</body>\n</html>\n'
     )
+
+
+@dataclass(frozen=True)
+class _Known:
+    """All that the sections and the script tell, worked out once."""
+
+    shown: Residency
+    uncapped: Residency | None
+    line: Sequence[int]
+    places: Places
+    layers: list[Band]
+    groups: list[Group]
+    found: list[Choice]
+    measured: Measured
+    marks: list[Mark]
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """What the marks of measurements mean: a sign and words."""
+        says = self.measured.told(self.shown.plan)
+        return [("•", says)] * bool(says) + [("\N{MULTIPLICATION SIGN}", mark.says) for mark in self.marks]
+
+    @property
+    def capped(self) -> bool:
+        return self.uncapped is not None
+
+    @property
+    def picture(self) -> str:
+        plan = self.shown.plan
+        drawn = buckets(plan.timeline.resident, BUCKETS)
+        return chart(plan, self.layers, drawn, self.line, self.marks, self.measured.points)
+
+
+def _known(plan: Plan, frontier: Frontier | None, others: Iterable[Plan], measured: Any) -> _Known:
+    shown, whole, places = Residency(plan), keeping_everything(plan), Places(plan.graph)
+    line = aligned(plan, whole.plan)
+    told = Measured.of(plan, measured)
+    return _Known(
+        shown=shown,
+        uncapped=None if whole.plan.schedule == plan.schedule else whole,
+        line=line,
+        places=places,
+        layers=bands(shown),
+        groups=folded(spent(shown, places)),
+        found=choices(plan, whole.plan, frontier, others),
+        measured=told,
+        marks=_marks(plan, line, told),
+    )
+
+
+def _marks(plan: Plan, line: Sequence[int], measured: Measured) -> list[Mark]:
+    peak = plan.timeline.peak_step
+    highest = max(range(len(line)), key=line.__getitem__, default=0)
+    found = [
+        (peak, measured.peak, "measured peak"),
+        (highest, measured.uncapped_peak, "measured uncapped peak"),
+        (peak, measured.compiled, "peak of the compiled buffers"),
+    ]
+    marks = ((step, size, f"{name}: {format_bytes(size)}") for step, size, name in found if size is not None)
+    return [Mark(step, size, says) for step, size, says in marks]
+
+
+def _data(known: _Known) -> dict[str, Any]:
+    texts = Texts()
+    shown = known.shown
+    top = top_of(shown.plan, known.marks)
+    views = [view_of(shown, known.layers, texts)]
+    if known.uncapped is not None:
+        views.append(view_of(known.uncapped, bands(known.uncapped), texts))
+    data = {
+        "frame": {**FRAME, "bytes": top, "ticks": byte_ticks(top)},
+        "budget": shown.plan.budget,
+        "marks": [[mark.step, mark.bytes, mark.says] for mark in known.marks],
+        "points": known.measured.points,
+        "uncapped": _changes(known.line) if known.uncapped is not None else [],
+        "views": views,
+        "choices": told_choices(shown, known.found, known.places, texts),
+        **table_of(shown, known.places, known.groups, texts),
+    }
+    return {**data, "texts": texts.all}
+
+
+def _changes(line: Sequence[int]) -> list[tuple[int, int]]:
+    """The steps at which a line changes, with what it changes to."""
+    return [(at, size) for at, size in enumerate(line) if not at or size != line[at - 1]]
 
 
 def _asset(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _text(text: str) -> str:
-    return escape(short(text))
-
-
-def _data(data: object) -> str:
-    """JSON that cannot end the script element it stands in."""
-    text = json.dumps(data, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _header(plan: Plan) -> str:
-    share = plan.peak / max(plan.uncapped.peak, 1)
-    once = format_seconds(plan.seconds - plan.timeline.again)
-    figures = [
-        ("Uncapped peak", format_bytes(plan.uncapped.peak), f"{once} a step"),
-        ("Budget", "none" if plan.budget is None else format_bytes(plan.budget), _fit(plan)),
-        ("Predicted peak", format_bytes(plan.peak), f"{share:.1%} of uncapped"),
-        ("Extra time", f"+{plan.extra:.1%}", f"{format_seconds(plan.timeline.again)} spent again"),
-    ]
-    cards = "".join(
-        f"<div><dt>{name}</dt><dd>{value}<small>{escape(more)}</small></dd></div>"
-        for name, value, more in figures
-    )
-    notes = "".join(f"<li>{escape(short(note, 1000))}</li>" for note in plan.notes)
-    bound = "" if plan.bound is None else f" No schedule takes less than {format_seconds(plan.bound)}."
-    return (
-        "<h1>What this step will do</h1>\n"
-        f"<p>Method {_text(plan.method)}, device {_text(plan.graph.device)}, prices: "
-        f"{_text(plan.graph.prices)}. {len(plan.graph.ops)} ops, {len(plan.graph.values)} values."
-        f'{bound}</p>\n<dl class="figures">{cards}</dl>'
-        + (f'\n<ul class="notes">{notes}</ul>' if notes else "")
-    )
-
-
-def _fit(plan: Plan) -> str:
-    if plan.budget is None:
-        return "nothing to stay under"
-    room = plan.budget - plan.peak
-    return f"{format_bytes(abs(room))} {'to spare' if room >= 0 else 'short'}"
-
-
-def _timeline(plan: Plan, layers: Sequence[Band], picture: str) -> str:
-    keys = [
-        (shade, band.name, max(band.resident)) for band, shade in zip(layers, shades(layers), strict=True)
-    ]
-    items = [
-        f'<li><i class="{shade}"></i>{_text(name)} <small>up to {format_bytes(size)}</small></li>'
-        for shade, name, size in reversed(keys)
-    ]
-    items.append('<li><i class="key-uncapped"></i>keeping everything, at the same op</li>')
-    if plan.budget is not None:
-        items.append(f'<li><i class="key-budget"></i>budget {format_bytes(plan.budget)}</li>')
-    return (
-        "<h2>Over the step</h2>\n<p>Bytes on the device while each step runs. Point at the picture, or focus "
-        "it and use the arrow keys (Home, End, Page Up, Page Down; p for the peak).</p>\n"
-        f'<figure>{picture}<ul class="legend">{"".join(items)}</ul>'
-        f'<div id="readout" role="status">{escape(peak_moment(plan))}</div></figure>'
-    )
-
-
-def _peak(plan: Plan) -> str:
-    rows = alive_at_peak(plan)
-    shown, rest = rows[:PEAK_ROWS], rows[PEAK_ROWS:]
-    cells = [
-        (_text(row.name), format_bytes(row.bytes), row.kind, _text(row.module), _text(row.source))
-        for row in shown
-    ]
-    if rest:
-        size = format_bytes(sum(row.bytes for row in rest))
-        cells.append((f"<small>{len(rest)} smaller ones</small>", size, "", "", ""))
-    total = ("all", format_bytes(plan.peak), "", "", "")
-    head = ("Value", "Bytes", "Kind", "Module", "Source")
-    return f"<h2>At the peak</h2>\n<p>{escape(peak_moment(plan))}</p>\n" + _table(head, cells, {1}, total)
-
-
-def _spent(plan: Plan) -> str:
-    cells = [
-        (
-            _text(row.name),
-            format_bytes(row.bytes),
-            f"{row.share:.1%}",
-            format_bytes(row.average),
-            row.decided,
-            _text(row.module),
-            _text(row.source),
-        )
-        for row in spent(plan)[:SPENT_ROWS]
-    ]
-    head = ("Value", "Bytes", "There for", "On average", "Decided", "Module", "Source")
-    return (
-        "<h2>Where it goes</h2>\n<p>Values that the schedule may drop, by bytes times lifetime. "
-        f"The average is over the whole step; the first {SPENT_ROWS} are shown.</p>\n"
-        + _table(head, cells, {1, 2, 3})
-    )
-
-
-def _table(
-    head: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    numbers: set[int],
-    total: Sequence[str] | None = None,
-) -> str:
-    """A table of cells that are escaped already."""
-
-    def line(cells: Sequence[str], tag: str = "td") -> str:
-        marks = (' class="number"' if index in numbers else "" for index in range(len(cells)))
-        found = zip(marks, cells, strict=True)
-        return "<tr>" + "".join(f"<{tag}{mark}>{cell}</{tag}>" for mark, cell in found) + "</tr>\n"
-
-    foot = f"<tfoot>{line(total)}</tfoot>" if total else ""
-    body = "".join(map(line, rows))
-    return (
-        f'<div class="scroll"><table>\n<thead>{line(head, "th")}</thead>\n<tbody>{body}</tbody>{foot}'
-        "</table></div>"
-    )

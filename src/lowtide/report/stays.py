@@ -13,11 +13,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from ..graph import GIVEN_KINDS, Graph, Op
-from ..plan import Plan
 from ..schedule import Run, Schedule
 from ..simulate import in_place
 
-__all__ = ["Stay", "at_peak", "stays"]
+__all__ = ["Stay", "stays"]
 
 VALUE = "value"
 
@@ -53,25 +52,6 @@ def stays(graph: Graph, schedule: Schedule) -> list[Stay]:
     return replay.finish()
 
 
-def at_peak(plan: Plan) -> list[Stay]:
-    """The stays that make up the peak, largest first: their bytes add up to it."""
-    found = stays(plan.graph, plan.schedule)
-    step = plan.timeline.peak_step
-    if peak_is_between(plan):
-        alive = [stay for stay in found if stay.crosses]
-        caller = Stay("held by the caller between forward and backward", plan.graph.boundary, step, step)
-        alive.append(replace(caller, what="caller", crosses=True))
-    else:
-        alive = [stay for stay in found if stay.start <= step < stay.end]
-    return sorted((stay for stay in alive if stay.bytes), key=lambda stay: (-stay.bytes, stay.name))
-
-
-def peak_is_between(plan: Plan) -> bool:
-    """Whether the peak is reached between the forward and the backward, not while a step runs."""
-    resident = plan.timeline.resident
-    return not resident or resident[plan.timeline.peak_step] != plan.timeline.peak
-
-
 class _Replay:
     def __init__(self, graph: Graph, schedule: Schedule) -> None:
         self.graph = graph
@@ -95,7 +75,8 @@ class _Replay:
         self.open[name] = Stay(name, size, index, self.length, again=again, crosses=crosses)
 
     def close(self, name: str, index: int) -> None:
-        self.done.append(replace(self.open.pop(name), end=index))
+        stay = self.open.pop(name)
+        self.done.append(Stay(name, stay.bytes, stay.start, index, VALUE, stay.crosses, stay.again))
 
     def run(self, index: int, op: Op) -> None:
         self.runs[op.name] += 1

@@ -12,14 +12,17 @@ from html import escape
 
 from ..plan import Plan
 from ..units import format_bytes
-from .bands import Band, Bucket, uncapped_line
+from .axes import byte_ticks, step_ticks
+from .bands import Band, Bucket
 from .wording import short
 
-__all__ = ["Frame", "chart", "shades"]
+__all__ = ["Frame", "Mark", "chart", "cross", "shades", "top_of"]
 
 WIDTH, HEIGHT = 1000, 380
 LEFT, RIGHT, TOP, BOTTOM = 74, 12, 26, 34
 FIXED_SHADES = 3
+LABEL = 60
+"""The room that the name of a phase takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +41,43 @@ class Frame:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * size / max(self.bytes, 1)
 
 
-def chart(plan: Plan, layers: Sequence[Band], drawn: Sequence[Bucket]) -> str:
-    """The picture as an `<svg>` element; its cursor is moved by the page's script."""
-    frame = Frame(len(plan.timeline.resident), _top(plan))
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A number of bytes at a step that is drawn as a cross: something that was measured."""
+
+    step: int
+    bytes: int
+    says: str
+
+
+def chart(
+    plan: Plan,
+    layers: Sequence[Band],
+    drawn: Sequence[Bucket],
+    uncapped: Sequence[int],
+    marks: Sequence[Mark] = (),
+    points: Sequence[tuple[int, int]] = (),
+) -> str:
+    """The picture as an `<svg>` element; its cursor is moved by the page's script.
+
+    `uncapped` are the resident bytes of keeping everything, on the steps of the plan; `points` are bytes
+    that were measured at some steps, drawn where they are the largest of a bucket.
+    """
+    frame = Frame(len(plan.timeline.resident), top_of(plan, marks))
     parts = [
         *_grid(frame),
         *_stack(frame, layers, drawn),
-        _uncapped(plan, frame, drawn),
+        _uncapped(frame, drawn, uncapped),
         _boundary(plan, frame),
         _budget(plan, frame),
+        _points(frame, drawn, dict(points)),
+        *(_mark(mark, frame) for mark in marks),
         f'<rect id="cursor" class="cursor" y="{TOP}" height="{HEIGHT - TOP - BOTTOM}" width="0"/>',
     ]
     label = f"Resident bytes over {frame.steps} steps, at most {format_bytes(plan.peak)}"
     return (
         f'<svg id="timeline" viewBox="0 0 {WIDTH} {HEIGHT}" tabindex="0" role="img" '
-        f'aria-label="{escape(label)}" aria-describedby="readout">{"".join(parts)}</svg>'
+        f'aria-label="{escape(label)}">{"".join(parts)}</svg>'
     )
 
 
@@ -65,9 +90,9 @@ def shades(layers: Sequence[Band]) -> list[str]:
     ]
 
 
-def _top(plan: Plan) -> int:
+def top_of(plan: Plan, marks: Sequence[Mark] = ()) -> int:
     """The axis' end. A budget far above both peaks stays outside: it would flatten all else."""
-    highest = max(plan.peak, plan.uncapped.peak)
+    highest = max(plan.peak, plan.timeline.peak, plan.uncapped.peak, *(mark.bytes for mark in marks))
     if plan.budget is not None and plan.budget <= 1.5 * highest:
         highest = max(highest, plan.budget)
     return max(highest * 105 // 100, 1)
@@ -97,48 +122,31 @@ def _edge(frame: Frame, drawn: Sequence[Bucket], sizes: Sequence[int], *, backwa
 
 
 def _grid(frame: Frame) -> Iterable[str]:
-    for size, label in _byte_ticks(frame.bytes):
+    for size, label in byte_ticks(frame.bytes):
         y = f"{frame.y(size):.1f}"
         yield f'<path class="grid" d="M{LEFT},{y}H{WIDTH - RIGHT}"/>'
         yield f'<text class="tick" x="{LEFT - 8}" y="{y}" dy="0.35em" text-anchor="end">{label}</text>'
-    for step in _step_ticks(frame.steps):
+    for step in step_ticks(frame.steps):
         x = f"{frame.x(step):.1f}"
         yield f'<text class="tick" x="{x}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{step}</text>'
 
 
-def _byte_ticks(top: int) -> list[tuple[int, str]]:
-    """Four to eight round numbers of one binary unit, from zero."""
-    power = min(max(top.bit_length() - 1, 0) // 10, 4)
-    unit, size = ("B", "KiB", "MiB", "GiB", "TiB")[power], 1024**power
-    gap = next((gap for gap in _round_numbers() if top / size / gap <= 8), 1e9)
-    ticks = (index * gap for index in range(9) if index * gap * size <= top)
-    return [(int(tick * size), f"{tick:g} {unit}") for tick in ticks]
-
-
-def _step_ticks(steps: int) -> list[int]:
-    gap = next(int(gap) for gap in _round_numbers() if gap >= 1 and steps / gap <= 10)
-    return list(range(0, steps, gap))
-
-
-def _round_numbers() -> Iterable[float]:
-    return (digit * 10.0**power for power in range(-2, 13) for digit in (1, 2, 5))
-
-
-def _uncapped(plan: Plan, frame: Frame, drawn: Sequence[Bucket]) -> str:
+def _uncapped(frame: Frame, drawn: Sequence[Bucket], line: Sequence[int]) -> str:
     if not drawn:
         return ""
-    line = uncapped_line(plan)
     highest = [max(line[bucket.start : bucket.end]) for bucket in drawn]
     return f'<path class="uncapped" d="M{_edge(frame, drawn, highest)}"/>'
 
 
 def _boundary(plan: Plan, frame: Frame) -> str:
+    """The end of the forward; a phase without room for its name has no or hardly any steps."""
     x = frame.x(plan.timeline.boundary)
-    return (
-        f'<path class="boundary" d="M{x:.1f},{TOP - 18}V{HEIGHT - BOTTOM}"/>'
-        f'<text class="phase" x="{x - 7:.1f}" y="{TOP - 9}" text-anchor="end">forward</text>'
-        f'<text class="phase" x="{x + 7:.1f}" y="{TOP - 9}">backward</text>'
-    )
+    line = f'<path class="boundary" d="M{x:.1f},{TOP - 18}V{HEIGHT - BOTTOM}"/>'
+    if x > LEFT + LABEL:
+        line += f'<text class="phase" x="{x - 7:.1f}" y="{TOP - 9}" text-anchor="end">forward</text>'
+    if x < WIDTH - RIGHT - LABEL:
+        line += f'<text class="phase" x="{x + 7:.1f}" y="{TOP - 9}">backward</text>'
+    return line
 
 
 def _budget(plan: Plan, frame: Frame) -> str:
@@ -150,3 +158,23 @@ def _budget(plan: Plan, frame: Frame) -> str:
         f'<text class="budget-label" x="{WIDTH - RIGHT - 4}" y="{y - 5:.1f}" text-anchor="end">'
         f"budget {format_bytes(plan.budget)}</text>"
     )
+
+
+def _points(frame: Frame, drawn: Sequence[Bucket], points: dict[int, int]) -> str:
+    found = []
+    for bucket in drawn if points else ():
+        sizes = [points[step] for step in range(bucket.start, bucket.end) if step in points]
+        if sizes:
+            middle = frame.x((bucket.start + bucket.end) / 2)
+            found.append(f"M{middle:.1f},{frame.y(max(sizes)):.1f}h0")
+    return f'<path class="seen" d="{"".join(found)}"/>' if found else ""
+
+
+def _mark(mark: Mark, frame: Frame) -> str:
+    x, y = frame.x(mark.step + 0.5), frame.y(mark.bytes)
+    return f'<path class="measured" d="{cross(x, y)}"><title>{escape(mark.says)}</title></path>'
+
+
+def cross(x: float, y: float) -> str:
+    """The path of a small cross."""
+    return f"M{x - 5:.1f},{y - 5:.1f}l10,10M{x - 5:.1f},{y + 5:.1f}l10,-10"

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import fill
 
 from ..plan import Plan
 from ..units import format_bytes, format_seconds
-from .bands import buckets, uncapped_line
-from .tables import alive_at_peak
-from .wording import peak_moment, short
+from .advice import advice
+from .bands import aligned, buckets
+from .moment import peak_moment
+from .peak import alive_at_peak, crowds
+from .place import Places
+from .residency import Residency, keeping_everything
+from .wording import short
 
 __all__ = ["sparkline", "text"]
 
 BARS = " ▁▂▃▄▅▆▇█"
 WIDTH = 72
-PEAK_ROWS = 5
+PEAK_ROWS = 6
+WIDE = 100
 
 
 def text(plan: Plan) -> str:
@@ -60,7 +66,7 @@ def _bound(plan: Plan) -> list[str]:
 
 
 def _timeline(plan: Plan) -> list[str]:
-    resident, uncapped = plan.timeline.resident, uncapped_line(plan)
+    resident, uncapped = plan.timeline.resident, aligned(plan, keeping_everything(plan).plan)
     top = max(plan.peak, plan.uncapped.peak)
     width = min(WIDTH, len(resident))
     split = width * plan.timeline.boundary // max(len(resident), 1)
@@ -73,14 +79,22 @@ def _timeline(plan: Plan) -> list[str]:
 
 
 def _peak(plan: Plan) -> list[str]:
-    rows = alive_at_peak(plan)
+    shown = Residency(plan)
+    alive = alive_at_peak(shown, Places(plan.graph))
+    rows = crowds(alive)
     lines = [peak_moment(plan)]
     for row in rows[:PEAK_ROWS]:
-        where = ", ".join(short(part, 40) for part in (row.module, row.source) if part)
-        lines.append(
-            f"  {format_bytes(row.bytes):>11}  {short(row.name, 30):<30}  {row.kind:<11} {where}".rstrip()
-        )
+        first, count = row.members[0], len(row.members)
+        many = f"x{count}" if count > 1 else ""
+        where, what = short(row.where, 36), short(first.place.what, 28)
+        lines.append(f"  {format_bytes(row.bytes):>11}  {where:<36} {many:>4}  {what}, {first.why}")
     rest = rows[PEAK_ROWS:]
     if rest:
-        lines.append(f"  {format_bytes(sum(row.bytes for row in rest)):>11}  in {len(rest)} others")
-    return lines
+        count = sum(len(row.members) for row in rest)
+        size = format_bytes(sum(row.bytes for row in rest))
+        lines.append(f"  {size:>11}  in {count} others" if count > 1 else f"  {size:>11}  in one other")
+    return [*lines, "", "To go lower:", *(_item(line) for line in advice(shown, alive))]
+
+
+def _item(line: str) -> str:
+    return fill(line, WIDE, initial_indent="- ", subsequent_indent="  ")

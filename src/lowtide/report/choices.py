@@ -1,0 +1,106 @@
+"""The plans of one graph that a reader may choose from, and what each would change.
+
+Keeping everything and the plan itself are always among them; the frontier and the plans of other methods
+where the caller has them: to find them takes longer than to write a report. O(plans * steps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..errors import LowtideError
+from ..frontier import Frontier, spread
+from ..plan import Plan
+from ..schedule import Run
+from .decision import Decision, decisions
+from .fold import fold
+from .place import Place, Places
+from .residency import Residency
+
+__all__ = ["Change", "Choice", "changes", "choices"]
+
+MOST = 40
+"""Plans of a frontier that are shown."""
+
+MOST_CHANGES = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A plan to choose; `sort` is "this", "uncapped", "frontier" or "other"."""
+
+    plan: Plan
+    sort: str
+    label: str
+
+    @property
+    def runs_again(self) -> int:
+        """How many runs are repeated ones."""
+        runs = [step.op for step in self.plan.schedule.steps if isinstance(step, Run)]
+        return len(runs) - len(set(runs))
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Values for which another plan decides otherwise, identical layers folded."""
+
+    where: str
+    what: str
+    count: int
+    bytes: int
+    before: str
+    after: str
+
+
+def choices(plan: Plan, whole: Plan, frontier: Frontier | None, others: Iterable[Plan]) -> list[Choice]:
+    """The plans to choose from, from the largest peak to the smallest; `whole` keeps everything."""
+    found = [Choice(plan, "this", f"this plan ({plan.method})")]
+    found.append(Choice(whole, "uncapped", "keeping everything"))
+    if frontier is not None:
+        _check(plan, frontier.graph.fingerprint, "frontier=")
+        found += [Choice(one, "frontier", "frontier") for one in spread(frontier.plans, MOST)]
+    for other in others:
+        _check(plan, other.graph.fingerprint, "others=")
+        found.append(Choice(other, "other", other.method))
+    once: dict[tuple[int, float], Choice] = {}
+    for choice in found:
+        once.setdefault((choice.plan.peak, round(choice.plan.extra, 9)), choice)
+    return sorted(once.values(), key=lambda choice: (-choice.plan.peak, choice.plan.extra))
+
+
+def changes(shown: Residency, other: Plan, places: Places) -> list[Change]:
+    """What another plan decides otherwise, by the bytes concerned; small ones are left out."""
+    before, after = shown.decisions, decisions(other.graph, other.schedule)
+    items = [
+        _Item(name, shown.graph.value[name].bytes, before[name], after[name], places.of_value(name))
+        for name in before
+        if before[name] != after[name] and shown.graph.value[name].bytes
+    ]
+    found = fold(items, path=lambda item: item.place.path, alike=_alike)
+    rows = [_change(group.where, group.members) for group in found]
+    return sorted(rows, key=lambda row: -row.bytes)[:MOST_CHANGES]
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    name: str
+    bytes: int
+    before: Decision
+    after: Decision
+    place: Place
+
+
+def _alike(item: _Item) -> tuple[str, str, Decision, Decision]:
+    return item.place.what, item.place.source, item.before, item.after
+
+
+def _change(where: str, members: Sequence[_Item]) -> Change:
+    first = members[0]
+    size = sum(item.bytes for item in members)
+    return Change(where, first.place.what, len(members), size, str(first.before), str(first.after))
+
+
+def _check(plan: Plan, fingerprint: str, name: str) -> None:
+    if fingerprint != plan.graph.fingerprint:
+        raise LowtideError(f"{name} is of another graph than the plan; make both from the same graph")

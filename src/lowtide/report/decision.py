@@ -1,0 +1,78 @@
+"""What a schedule decided for each value: to keep it, or to drop it and run its op again, and how often.
+
+One pass over the steps, O(steps + writes): cheap enough to ask of every plan of a frontier.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from ..graph import GIVEN_KINDS, Graph, Value
+from ..schedule import Run, Schedule
+
+__all__ = ["Decision", "decisions"]
+
+KEPT, RECOMPUTED, AFTER_USE, HELD = "kept", "recomputed", "dropped after use", "held"
+SORTS = (KEPT, RECOMPUTED, AFTER_USE, HELD)
+"""The sorts of decisions that the page's filter knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What became of a value: `kept` from the forward to the backward, written `again` so many times.
+
+    `held` says why no schedule may drop it, where none may.
+    """
+
+    kept: bool = False
+    again: int = 0
+    held: str = ""
+
+    def __str__(self) -> str:
+        if self.held:
+            return self.held
+        times = {1: "once", 2: "twice"}.get(self.again, f"{self.again} times")
+        if self.again:
+            return f"{'kept, then' if self.kept else 'dropped,'} recomputed {times}"
+        return KEPT if self.kept else AFTER_USE
+
+    @property
+    def sort(self) -> str:
+        """One of `SORTS`."""
+        if self.held:
+            return HELD
+        return RECOMPUTED if self.again else KEPT if self.kept else AFTER_USE
+
+
+def decisions(graph: Graph, schedule: Schedule) -> dict[str, Decision]:
+    """The decision for each value of a schedule that the simulator has accepted."""
+    there: set[str] = {value.name for value in graph.values if value.kind in GIVEN_KINDS}
+    kept: set[str] = set()
+    ran: set[str] = set()
+    again: Counter[str] = Counter()
+    for index, step in enumerate(schedule.steps):
+        if index == len(schedule.forward):
+            kept = set(there)
+        if isinstance(step, Run):
+            writes = graph.op[step.op].writes
+            if step.op in ran:
+                again.update(name for name in writes if name not in there)
+            ran.add(step.op)
+            there.update(writes)
+        else:
+            there.discard(step.value)
+    kept = kept if schedule.backward else there
+    return {
+        value.name: Decision(value.name in kept, again[value.name], _held(value)) for value in graph.values
+    }
+
+
+def _held(value: Value) -> str:
+    if value.kind in GIVEN_KINDS:
+        return "there all along"
+    if value.kind == "tangent":
+        return "given to the backward"
+    if value.kind in ("output", "gradient"):
+        return "a result: there to the end"
+    return "held by others as well" if value.held else ""
