@@ -5,12 +5,15 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 import lowtide
+from lowtide import public
 
 ROOT = Path(lowtide.__file__).parent
 MODULES = ["lowtide", *(found.name for found in pkgutil.walk_packages(lowtide.__path__, "lowtide."))]
@@ -64,7 +67,24 @@ def test_names():
         "watch",
         "while_scan",
     ]
-    assert lowtide.__all__ == sorted(lowtide.__all__)
+    assert lowtide.__all__ == sorted(lowtide.__all__) == public.__all__
+    assert set(lowtide.__all__) < set(dir(lowtide))
+
+
+def test_importing_is_cheap_and_a_module_does_not_hide_a_function_of_its_name():
+    code = (
+        "import sys, lowtide, lowtide.plan, lowtide.frontier\n"
+        "assert 'torch' not in sys.modules and lowtide.__version__\n"
+        "import lowtide.measure as measure\n"
+        "assert measure is lowtide.measure and callable(measure) and callable(lowtide.plan)\n"
+        "assert type(lowtide) is type(sys) and lowtide.Plan is sys.modules['lowtide.plan'].Plan\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_name_that_is_not_there():
+    with pytest.raises(AttributeError, match="module 'lowtide' has no attribute 'caps'"):
+        lowtide.caps  # noqa: B018
 
 
 @pytest.mark.parametrize("name", lowtide.__all__)

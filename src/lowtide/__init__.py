@@ -3,33 +3,17 @@
 import lowtide
 lowtide.cap(model, "8GiB")
 loss = model(x, y); loss.backward()
+
+The first use of a public name loads them all. Until then `import lowtide` is cheap: the command line answers
+what needs no torch without it.
 """
 
-from . import solve
-from .api import cap, plan, plan_of, uncap
-from .checkpoint_chain import CheckpointedChain, checkpoint_chain
-from .errors import (
-    BudgetError,
-    BudgetTooSmall,
-    CaptureError,
-    FormatError,
-    GraphBreak,
-    LowtideError,
-    NothingToTrain,
-    PlanMismatch,
-    ScheduleError,
-    UnsupportedBackward,
-)
-from .frontier import Frontier, frontier
-from .graph import Graph, Op, Value
-from .measure import Measurement, measure
-from .plan import Plan
-from .schedule import Drop, Run, Schedule
-from .sequences import Recurrent, ScanPlan, scan, scan_plan, while_scan
-from .simulate import Timeline, simulate
-from .sketching import Noise, noise, sketch, unsketch
-from .verify import Verification, verify
-from .watch import Watched, watch
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .public import *
 
 __version__ = "0.1.0"
 
@@ -78,3 +62,31 @@ __all__ = [
     "watch",
     "while_scan",
 ]
+
+
+class _Unloaded(ModuleType):
+    """The package before its public names are there.
+
+    An import of the module `lowtide.plan` alone must not leave it where the function `lowtide.plan` belongs.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in __all__ or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import public
+
+    sys.modules[__name__].__class__ = ModuleType
+    globals().update({each: getattr(public, each) for each in __all__})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Unloaded
