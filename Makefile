@@ -8,7 +8,7 @@ TEST_ENV := ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 OMP_NUM_THREADS=1
 .PHONY: demo test check format clean
 
 demo: $(STAMP)
-	$(BIN)/python -m lowtide.demo
+	$(BIN)/lowtide demo
 
 test: check
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -q

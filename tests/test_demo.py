@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lowtide import demo
+from lowtide.cli import main
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +22,7 @@ def small(monkeypatch):
 
 
 def test_demo_holds_and_says_so(small, tmp_path, capsys):
-    assert demo.main(["--steps", "2", "--out", str(tmp_path / "out")]) == 0
+    assert main(["demo", "--steps", "2", "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     for line in (
         "peak uncapped ",
@@ -39,5 +40,5 @@ def test_demo_holds_and_says_so(small, tmp_path, capsys):
 
 
 def test_demo_takes_a_share(small, tmp_path, capsys):
-    assert demo.main(["--steps", "1", "--share", "0.7", "--out", str(tmp_path)]) == 0
+    assert main(["demo", "--steps", "1", "--share", "0.7", "--out", str(tmp_path)]) == 0
     assert "(70% of the activation peak)" in capsys.readouterr().out

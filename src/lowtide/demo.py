@@ -1,6 +1,6 @@
 """The main job on an embedded default: train a small language model, uncapped and capped, and compare.
 
-    python -m lowtide.demo
+    lowtide demo
 
 A character-level transformer learns from the Python manual's help topics, which ship with Python. It is
 trained twice from the same weights on the same batches: as it is, and with its activations capped at 40 % of
@@ -9,7 +9,6 @@ what they take. Everything runs on the CPU; the plan is written as an HTML repor
 
 from __future__ import annotations
 
-import argparse
 import copy
 import os
 import sys
@@ -23,10 +22,11 @@ from torch.nn import functional
 
 from . import cap, frontier, measure, plan, plan_of, watch
 from .plan import Plan
+from .progress import bar, waiting
 from .report.text import text
 from .units import format_bytes
 
-__all__ = ["main"]
+__all__ = ["demonstrate"]
 
 CONTEXT, BATCH, WIDTH, LAYERS, HEADS = 128, 32, 128, 6, 4
 
@@ -106,12 +106,12 @@ class Run:
 def train(plain: nn.Module, capped: nn.Module, data: list[tuple[Tensor, Tensor]]) -> tuple[Run, Run]:
     """Both models on the same batches, step by step in turn, so that noise falls on both."""
     runs = Run(plain), Run(capped)
-    for index, batch in enumerate(data, 1):
-        for run in runs:
-            run.step(batch)
-        losses = ", ".join(f"{run.losses[-1]:.4f}" for run in runs)
-        say(f"\rtraining: step {index}/{len(data)}, loss uncapped and capped {losses}", end="")
-    say("")
+    with bar("training") as progress:
+        for index, batch in enumerate(data, 1):
+            for run in runs:
+                run.step(batch)
+            losses = ", ".join(f"{run.losses[-1]:.4f}" for run in runs)
+            progress(index / len(data), f"step {index}, loss uncapped and capped {losses}")
     return runs
 
 
@@ -130,36 +130,29 @@ def budget_for(vanilla: Plan, share: float) -> int:
     return int(given + share * (vanilla.peak - given))
 
 
-def say(message: str, end: str = "\n") -> None:
-    """Print at once: progress must be seen while it happens."""
-    print(message, end=end, flush=True)
+def say(message: str) -> None:
+    """Print at once: what is known is seen while the rest runs."""
+    print(message, flush=True)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run the demonstration; the exit status is 1 if anything did not hold."""
-    parser = argparse.ArgumentParser(
-        prog="python -m lowtide.demo", description=(__doc__ or "").split("\n")[0]
-    )
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--share", type=float, default=0.4, help="of the activation peak, as the cap")
-    parser.add_argument("--out", type=Path, default=Path("demo-output"))
-    chosen = parser.parse_args(arguments)
-
+def demonstrate(*, steps: int, share: float, out: Path) -> bool:
+    """Run the demonstration; whether everything held."""
     torch.set_num_threads(max(1, (os.cpu_count() or 2) // 2))  # the other half keeps the machine usable
     torch.manual_seed(0)
     text_codes = corpus()
-    data = batches(text_codes, chosen.steps)
+    data = batches(text_codes, steps)
     plain = LanguageModel(int(text_codes.max()) + 1)
     capped = copy.deepcopy(plain)
     size = sum(parameter.numel() for parameter in plain.parameters())
     say(f"A {LAYERS}-layer transformer of {size} parameters on {len(text_codes)} characters, on the CPU.")
 
-    say("planning without running anything ...")
-    budget = budget_for(plan(plain, *data[0]), chosen.share)
+    with waiting("planning without running anything"):
+        budget = budget_for(plan(plain, *data[0]), share)
     cap(capped, budget)
-    identical = all(map(torch.equal, gradients(plain, data[0]), gradients(capped, data[0])))
-    uncapped_peak = measure(lambda: gradients(plain, data[0])).peak
-    measured_peak = measure(lambda: gradients(capped, data[0])).peak
+    with waiting("one step uncapped and capped"):
+        identical = all(map(torch.equal, gradients(plain, data[0]), gradients(capped, data[0])))
+        uncapped_peak = measure(lambda: gradients(plain, data[0])).peak
+        measured_peak = measure(lambda: gradients(capped, data[0])).peak
     made = plan_of(capped)
     assert made is not None
 
@@ -171,21 +164,23 @@ def main(arguments: list[str] | None = None) -> int:
         say(f"{index + 1:4}   {first.losses[index]:8.4f}   {second.losses[index]:8.4f}")
     say("")
     say(text(made))
-    chosen.out.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     seen = watch(lambda: gradients(capped, data[0]), made)
-    report = made.report(chosen.out / "report.html", frontier=frontier(made, points=20), measured=seen)
+    report = made.report(out / "report.html", frontier=frontier(made, points=20), measured=seen)
     slower = median(second.seconds) / median(first.seconds) - 1
     say("")
     say(f"peak uncapped        {format_bytes(uncapped_peak):>12}   (plain PyTorch, measured)")
-    say(f"cap                  {format_bytes(budget):>12}   ({chosen.share:.0%} of the activation peak)")
+    say(f"cap                  {format_bytes(budget):>12}   ({share:.0%} of the activation peak)")
     say(f"predicted peak       {format_bytes(made.peak):>12}   ({made.peak} bytes)")
     say(f"measured peak        {format_bytes(measured_peak):>12}   ({measured_peak} bytes)")
     say(f"extra time           {slower:>+12.0%}   (predicted {made.extra:+.0%})")
     say(f"gradients identical: {'yes' if identical else 'NO'}")
     say(f"losses identical:    {'yes' if same_losses else 'NO'}")
     say(f"report:              {report}")
-    return 0 if identical and same_losses and measured_peak == made.peak <= budget else 1
+    return identical and same_losses and measured_peak == made.peak <= budget
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from .cli import main
+
+    sys.exit(main(["demo", *sys.argv[1:]]))

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from .errors import LowtideError
+
+if TYPE_CHECKING:
+    import torch  # the table itself is read before torch is
 
 __all__ = ["DEVICES", "Device", "describe", "find_device", "total_memory"]
 
@@ -30,7 +32,7 @@ class Device:
 
     def rate(self, dtype: torch.dtype) -> float:
         """Multiply-adds count as two operations."""
-        return self.half if dtype in (torch.bfloat16, torch.float16) else self.single
+        return self.half if str(dtype) in ("torch.bfloat16", "torch.float16") else self.single
 
 
 _GIB = 2**30
@@ -68,11 +70,15 @@ def find_device(name: str) -> Device:
 
 def describe(device: torch.device) -> str:
     """The name of a device that is here."""
+    import torch
+
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def total_memory(device: torch.device) -> int:
     """The memory of a device that is here, in bytes."""
     if device.type == "cuda":
+        import torch
+
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

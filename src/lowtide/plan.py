@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -228,7 +229,9 @@ def _names(data: Any, field: str) -> tuple[str, ...]:
 
 def _write(path: Path, text: str) -> Path:
     """Write a whole file or none: an interrupt leaves no half-written one."""
-    half = path.with_name(path.name + ".part")
-    half.write_text(text, encoding="utf-8")
-    half.replace(path)
-    return path
+    half = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        half.write_text(text, encoding="utf-8")
+        return half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)

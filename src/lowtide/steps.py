@@ -1,21 +1,23 @@
-"""The training step that `MODULE:FUNCTION` names: found, called, captured.
+"""The training step that `FILE.py:FUNCTION` or `MODULE:FUNCTION` names: found, called, captured.
 
-The function takes no arguments and returns the model and its batch. Everything here runs code of the user's;
-what goes wrong in it is told in one paragraph, with the user's own line that it came from. Only the capture
-itself loads torch.
+The function returns the model and its batch; it takes no argument, or the batch size. Everything here runs
+code of the user's: what that prints goes to standard error, and what goes wrong in it is told in one
+paragraph, with the lines of the user's own that it came through.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
+import inspect
 import logging
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +26,10 @@ from typing import Any
 from .errors import CaptureError, GraphBreak, LowtideError
 from .plan import Plan
 
-__all__ = ["Step", "capture_step"]
+__all__ = ["Step", "capture_step", "found_step", "make_step", "names_a_step", "takes_a_size", "users_code"]
+
+FRAMES = 3
+"""The most lines of the user's own that an error shows."""
 
 
 @dataclass(frozen=True)
@@ -36,27 +41,79 @@ class Step:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
-def capture_step(named: str, device: str | None) -> Plan:
-    """The plan that keeps everything of the step that `MODULE:FUNCTION` or `FILE.py:FUNCTION` names."""
-    from .devices import find_device
+def names_a_step(source: str) -> bool:
+    """Whether a source is `FILE.py:FUNCTION` or `MODULE:FUNCTION`, not a graph file."""
+    place, _, name = source.rpartition(":")
+    is_file = source == "-" or source.endswith(".json") or Path(source).exists()
+    return source.endswith(".py") or (bool(place) and name.isidentifier() and not is_file)
 
-    if device is not None:
-        find_device(device)
+
+@contextmanager
+def found_step(named: str) -> Iterator[Callable[..., Any]]:
+    """The function of that name; while it is used, imports find what lies beside its file."""
+    if named.endswith(".py"):
+        raise LowtideError(f"{named} is a file: name its function, {_suggested(named)}")
     source, _, name = named.rpartition(":")
     if not source or not name:
         raise LowtideError(f"{named!r} is not of the form MODULE:FUNCTION or FILE.py:FUNCTION")
-    with _importable(source):  # also while the step is captured: the model may import only then
-        return _capture(_call(source, name), device)
+    with _importable(source), redirect_stdout(sys.stderr), _quiet():
+        with users_code(f"cannot import {source!r}"):
+            function = getattr(_load(source), name, None)
+        if not callable(function):
+            raise CaptureError(f"{source!r} has no function {name!r}")
+        yield function
 
 
-def _call(source: str, name: str) -> Step:
-    with _users_code(f"cannot import {source!r}"):
-        function = getattr(_load(source), name, None)
-    if not callable(function):
-        raise CaptureError(f"{source!r} has no function {name!r}")
-    with _users_code(f"{name}() raised an error"):
-        made = function()
+def _suggested(path: str) -> str:
+    """How to name a function of a file: one that takes no argument where there is one."""
+    try:
+        body = ast.parse(Path(path).read_text(encoding="utf-8")).body
+    except (OSError, SyntaxError, ValueError):
+        body = []
+    found = [
+        node.name
+        for node in body
+        if isinstance(node, ast.FunctionDef) and len(node.args.args) <= max(len(node.args.defaults), 1)
+    ]
+    return f"as in {path}:{found[0] if found else 'make_step'}"
+
+
+def make_step(function: Callable[..., Any], size: int | None = None) -> Step:
+    """The step that a function makes, of that batch size where one is given."""
+    name = getattr(function, "__name__", "the function")
+    if size is not None and not takes_a_size(function):
+        raise CaptureError(
+            f"{name}() takes no batch size. Let it take one and make a batch of that size, as in "
+            f"def {name}(batch_size=8): return model, torch.empty(batch_size, ...)"
+        )
+    if size is None and _needs_an_argument(function):
+        raise CaptureError(
+            f"{name}() needs an argument: give it a default, as in def {name}(batch_size=8), or call the "
+            "verb with --batch-size"
+        )
+    shown = "" if size is None else str(size)
+    with users_code(f"{name}({shown}) raised an error"):
+        made = function() if size is None else function(size)
     return _read(made, name)
+
+
+def takes_a_size(function: Callable[..., Any]) -> bool:
+    """Whether a function can be called with one argument."""
+    return _can_be_called(function, 1)
+
+
+def _needs_an_argument(function: Callable[..., Any]) -> bool:
+    return not _can_be_called(function)
+
+
+def _can_be_called(function: Callable[..., Any], *arguments: Any) -> bool:
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:  # some callables do not tell what they take
+        return True
+    return True
 
 
 def _read(made: Any, name: str) -> Step:
@@ -74,15 +131,37 @@ def _read(made: Any, name: str) -> Step:
     )
 
 
-def _capture(step: Step, device: str | None) -> Plan:
+def capture_step(
+    step: Step, *, device: str | None = None, executor: str | None = None, optimizer: str | None = None
+) -> Plan:
+    """The plan that keeps everything of a step; `optimizer` names a class of torch.optim to count."""
     from .api import plan
 
-    logging.disable(logging.ERROR)  # torch logs the traceback of what is told in one paragraph
-    try:
-        with _users_code("the step could not be captured"):
-            return plan(step.model, *step.batch, kwargs=step.kwargs, device=device)
-    finally:
-        logging.disable(logging.NOTSET)
+    options: dict[str, Any] = {"executor": executor} if executor else {}
+    if optimizer is not None:
+        options["optimizer"] = _optimizer(optimizer, step.model)
+    with users_code("the step could not be captured"):
+        return plan(step.model, *step.batch, kwargs=step.kwargs, device=device, **options)
+
+
+def _optimizer(name: str, model: Callable[..., Any]) -> Any:
+    import torch
+
+    from .trial import modules_of
+
+    kinds = _optimizers(torch.optim)
+    if name not in kinds:
+        raise LowtideError(f"optimizer {name!r} is not in torch.optim; choose one of {', '.join(kinds)}")
+    parameters = [each for _, module in modules_of(model) for each in module.parameters()]
+    if not parameters:
+        raise LowtideError(f"optimizer {name}: the step's model has no parameters that could be found")
+    with users_code(f"torch.optim.{name} cannot be made with its defaults"):
+        return kinds[name](parameters)
+
+
+def _optimizers(home: ModuleType) -> dict[str, Any]:
+    kinds = {name: kind for name, kind in vars(home).items() if inspect.isclass(kind)}
+    return {name: kind for name, kind in sorted(kinds.items()) if home.Optimizer in kind.__mro__[1:]}
 
 
 def _load(source: str) -> ModuleType:
@@ -112,26 +191,48 @@ def _importable(source: str) -> Iterator[None]:
 
 
 @contextmanager
-def _users_code(trouble: str) -> Iterator[None]:
-    """Tell an error of the user's code in one paragraph, with the line that it came from."""
+def _quiet() -> Iterator[None]:
+    """No log: torch logs the traceback of what is told in one paragraph, and the answer is the verb's."""
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def users_code(trouble: str) -> Iterator[None]:
+    """Tell an error of the user's code in one paragraph, with the lines that it came through."""
     try:
         yield
     except GraphBreak as error:
         said = re.search(r"(?:got|raised exception) (\w+\(.*\))", str(error.__cause__))
         if not error.may_be_users or said is None:
             raise
-        where = _last_line(getattr(error.__cause__, "real_stack", None) or ())
-        raise CaptureError(f"the step itself seems to raise an error: {said[1]}{where}") from error
+        frames = _own(getattr(error.__cause__, "real_stack", None) or ())
+        told = f"the step itself seems to raise an error: {said[1]}{_place(frames)}"
+        raise _with_lines(CaptureError(told), frames) from error
     except LowtideError:
         raise
     except (Exception, SystemExit) as error:
-        where = _last_line(traceback.extract_tb(error.__traceback__))
-        raise CaptureError(f"{trouble}: {type(error).__name__}: {error}{where}") from error
+        frames = _own(traceback.extract_tb(error.__traceback__))
+        told = f"{trouble}: {type(error).__name__}: {error}{_place(frames)}"
+        raise _with_lines(CaptureError(told), frames) from error
 
 
-def _last_line(stack: Iterable[traceback.FrameSummary]) -> str:
-    """The last line of a stack that is the user's own."""
+def _own(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """The lines of a stack that are the user's own."""
     from .breaks import is_internal
 
-    own = [frame for frame in stack if not is_internal(frame.filename) and "<frozen" not in frame.filename]
-    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    return [frame for frame in stack if not is_internal(frame.filename) and "<frozen" not in frame.filename]
+
+
+def _place(frames: list[traceback.FrameSummary]) -> str:
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+
+
+def _with_lines(error: CaptureError, frames: list[traceback.FrameSummary]) -> CaptureError:
+    """The error with the last lines of the user's own below it."""
+    for frame in frames[-FRAMES:]:
+        error.add_note(f"  {frame.filename}:{frame.lineno}, in {frame.name}\n    {frame.line}")
+    return error
