@@ -2,6 +2,7 @@
 
 from . import solve
 from .api import cap, plan, plan_of, uncap
+from .batch import LargestBatch, largest_batch
 from .checkpoint_chain import CheckpointedChain, checkpoint_chain
 from .errors import (
     BudgetError,
@@ -36,6 +37,7 @@ __all__ = [
     "Frontier",
     "Graph",
     "GraphBreak",
+    "LargestBatch",
     "LowtideError",
     "Measurement",
     "Noise",
@@ -56,6 +58,7 @@ __all__ = [
     "cap",
     "checkpoint_chain",
     "frontier",
+    "largest_batch",
     "measure",
     "noise",
     "plan",

@@ -132,9 +132,9 @@ def _read(made: Any, name: str) -> Step:
 
 
 def capture_step(
-    step: Step, *, device: str | None = None, executor: str | None = None, optimizer: str | None = None
+    step: Step, *, device: str | None = None, executor: str | None = None, optimizer: Any = None
 ) -> Plan:
-    """The plan that keeps everything of a step; `optimizer` names a class of torch.optim to count."""
+    """The plan that keeps everything of a step; `optimizer` is a class of torch.optim, or its name."""
     from .api import plan
 
     options: dict[str, Any] = {"executor": executor} if executor else {}
@@ -144,19 +144,20 @@ def capture_step(
         return plan(step.model, *step.batch, kwargs=step.kwargs, device=device, **options)
 
 
-def _optimizer(name: str, model: Callable[..., Any]) -> Any:
+def _optimizer(kind: Any, model: Callable[..., Any]) -> Any:
     import torch
 
     from .trial import modules_of
 
     kinds = _optimizers(torch.optim)
-    if name not in kinds:
+    name = kind if isinstance(kind, str) else kind.__name__
+    if kind not in kinds and isinstance(kind, str):
         raise LowtideError(f"optimizer {name!r} is not in torch.optim; choose one of {', '.join(kinds)}")
     parameters = [each for _, module in modules_of(model) for each in module.parameters()]
     if not parameters:
         raise LowtideError(f"optimizer {name}: the step's model has no parameters that could be found")
-    with users_code(f"torch.optim.{name} cannot be made with its defaults"):
-        return kinds[name](parameters)
+    with users_code(f"{name} cannot be made with its defaults"):
+        return kinds.get(name, kind)(parameters)
 
 
 def _optimizers(home: ModuleType) -> dict[str, Any]:

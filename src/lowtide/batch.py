@@ -1,0 +1,293 @@
+"""The largest batch that fits a budget, uncapped and capped, and what each costs. Nothing is run.
+
+Problem: how many samples fit into so many bytes? Trying it on the device means running out of memory again
+and again, and says nothing of a device that is not there.
+
+Method: the step is made at a few batch sizes, on the meta device where that works, and traced under fake
+tensors; keeping everything gives its uncapped peak, the planner its smallest one. Both are close to a line in
+the batch size, so the line through the two sizes nearest to the budget names the next size to look at, within
+the bracket of what is known to fit and known not to; after a few such guesses the bracket is halved. The
+answer was looked at itself: its plan is at hand, and one sample more was seen not to fit. A handful of traces
+and searches in all.
+
+Limits: peaks are taken to grow with the batch. What no plan was found for may have one: the planner is a
+search. Seconds are those of the roofline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import jsonform
+from .capped_plan import plan_of_step
+from .errors import BudgetError, BudgetTooSmall, LowtideError
+from .plan import Plan
+from .steps import capture_step, make_step
+from .units import Budget, format_bytes, format_seconds, parse_budget
+
+__all__ = ["Batch", "LargestBatch", "largest_batch"]
+
+FIRST = 4
+"""The first batch size to look at: one sample alone is a special case of many models."""
+PATIENCE = 8
+"""Guesses by a line before the bracket is halved."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of so many samples and its plan under the budget."""
+
+    size: int
+    plan: Plan
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds for one sample."""
+        return self.plan.seconds / self.size
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures as plain data."""
+        plan = self.plan
+        return {"size": self.size, "peak": plan.peak, "seconds": plan.seconds, "per_sample": self.seconds}
+
+
+@dataclass(frozen=True)
+class LargestBatch:
+    """What `largest_batch` found; prints as a table.
+
+    `uncapped` is the largest batch that fits as it is, None where none does. `capped` are larger ones that
+    were looked at and fit under a cap, the largest last. `most` says that larger ones were not looked for.
+    """
+
+    budget: int
+    uncapped: Batch | None
+    capped: tuple[Batch, ...]
+    most: int
+
+    @property
+    def largest(self) -> Batch:
+        """The largest batch that fits."""
+        found = self.capped[-1] if self.capped else self.uncapped
+        assert found is not None
+        return found
+
+    def to_json(self) -> str:
+        """The figures as JSON text."""
+        graph = self.largest.plan.graph
+        data: dict[str, Any] = {
+            "lowtide": "batch",
+            "version": 1,
+            "device": graph.device,
+            "prices": graph.prices,
+            "budget": self.budget,
+            "optimizer": graph.fixed.get("optimizer", 0),
+            "most": self.most,
+            "uncapped": None if self.uncapped is None else self.uncapped.to_dict(),
+            "capped": [batch.to_dict() for batch in self.capped],
+        }
+        return jsonform.dump(data)
+
+    def __str__(self) -> str:
+        graph = self.largest.plan.graph
+        state = graph.fixed.get("optimizer")
+        counted = f"optimizer state {format_bytes(state)}" if state else "no optimizer state counted"
+        lines = [
+            f"largest batch under {format_bytes(self.budget)} on {graph.device}, {counted} ({graph.prices})",
+            f"{'':8}  {'batch':>7}  {'peak':>11}  {'step time':>9}  per sample",
+            f"uncapped  {'none':>7}" if self.uncapped is None else self._line("uncapped", self.uncapped),
+            *(self._line("capped", batch) for batch in self.capped),
+        ]
+        if self.largest.size == self.most:
+            lines.append(f"batches above {self.most} were not looked at")
+        elif not self.capped:
+            lines.append("no plan was found for a larger batch")
+        return "\n".join(lines + [f"note: {note}" for note in self.largest.plan.notes])
+
+    def _line(self, name: str, batch: Batch) -> str:
+        extra = ""
+        if self.uncapped is not None and batch is not self.uncapped:
+            extra = f"  {batch.seconds / self.uncapped.seconds - 1:+.1%}"
+        return (
+            f"{name:8}  {batch.size:>7}  {format_bytes(batch.plan.peak):>11}  "
+            f"{format_seconds(batch.plan.seconds):>9}  {format_seconds(batch.seconds):>10}{extra}"
+        )
+
+
+def largest_batch(
+    make: Callable[[int], Any],
+    budget: int | str | Budget,
+    *,
+    device: str | None = None,
+    executor: str = "eager",
+    method: str = "auto",
+    optimizer: Any = None,
+    most: int = 1 << 16,
+    progress: Callable[[str], None] | None = None,
+) -> LargestBatch:
+    """The largest batch that fits a budget, uncapped and capped, without running anything.
+
+    `make(batch_size)` returns the model and a batch of that size, as in `return model, x, y`. A budget of
+    "90%" is of the device's memory. `device` names one that is not here, as in "H200"; `optimizer` is a
+    class of torch.optim, or its name, whose state the budget has to cover. Raises `BudgetTooSmall` where not
+    even one sample fits.
+
+    >>> import torch
+    >>> def make(size):
+    ...     return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh()), torch.empty(size, 64)
+    >>> largest_batch(make, "1MiB").uncapped.size > 256
+    True
+    """
+    tell = progress or (lambda label: None)
+    steps = _Steps(make, {"device": device, "executor": executor, "optimizer": optimizer}, tell)
+    asked = parse_budget(budget)
+    size = _bytes(asked, steps.plan(min(FIRST, most)), device)
+    plain = _Search(size, most)
+    fits = plain.run(lambda batch: steps.fits(batch, size), first=FIRST)
+    capped = _Capped(steps, Budget(asked.text, size), method)
+    if not _Search(size, most, plain.start(), fits).run(capped.fits, first=max(2 * fits, 1)):
+        raise capped.refusal()
+    return LargestBatch(
+        budget=size,
+        uncapped=Batch(fits, steps.plan(fits)) if fits else None,
+        capped=tuple(Batch(batch, plan) for batch, plan in sorted(capped.plans.items())),
+        most=most,
+    )
+
+
+def _bytes(asked: Budget, vanilla: Plan, target: str | None) -> int:
+    """The bytes of a budget: a share is of the memory of the device, which a batch has to fit into."""
+    import torch
+
+    from .budget import device_memory, resolve
+    from .devices import total_memory
+
+    if asked.word == "min":
+        raise BudgetError('budget "min" fits no batch but the smallest; write bytes, as in "24GiB", or "90%"')
+    device = torch.device("cpu" if target else vanilla.graph.device)
+    memory = device_memory(device, target)
+    if memory is None and target is None:
+        memory = total_memory(device)
+    return resolve(asked, vanilla.graph, vanilla.peak, memory)
+
+
+@dataclass
+class _Steps:
+    """The plans that keep everything, of one step at several batch sizes."""
+
+    make: Callable[[int], Any]
+    options: dict[str, Any]
+    tell: Callable[[str], None]
+    on_meta: bool = True
+    plans: dict[int, Plan] = field(default_factory=dict)
+
+    def plan(self, size: int) -> Plan:
+        if size not in self.plans:
+            self.tell(f"tracing a batch of {size}")
+            self.plans[size] = self.trace(size)
+        return self.plans[size]
+
+    def fits(self, size: int, budget: int) -> tuple[bool, int]:
+        """Whether a batch fits as it is, and its peak."""
+        peak = self.plan(size).peak
+        return peak <= budget, peak
+
+    def trace(self, size: int) -> Plan:
+        """The step on the meta device, where nothing is allocated; as it is where that does not work."""
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            if self.on_meta:
+                try:
+                    with torch.device("meta"):
+                        step = make_step(self.make, size)
+                    return capture_step(step, **self.options)
+                except LowtideError:
+                    self.on_meta = False
+            return capture_step(make_step(self.make, size), **self.options)
+
+
+@dataclass
+class _Capped:
+    """The plans under the budget, at several batch sizes."""
+
+    steps: _Steps
+    budget: Budget
+    method: str
+    plans: dict[int, Plan] = field(default_factory=dict)
+    refused: dict[int, BudgetTooSmall] = field(default_factory=dict)
+
+    def fits(self, size: int) -> tuple[bool, int]:
+        """Whether a batch has a plan, and the smallest peak found for it."""
+        vanilla = self.steps.plan(size)
+        self.steps.tell(f"planning a batch of {size}")
+        try:
+            plan = self.plans[size] = self.under(self.budget, vanilla)
+        except BudgetTooSmall as error:
+            self.refused[size] = error
+            return False, error.smallest
+        return True, min(plan.peak, self.under(parse_budget("min"), vanilla).peak)
+
+    def under(self, budget: Budget, vanilla: Plan) -> Plan:
+        return plan_of_step(vanilla, budget, self.method, self.steps.options["device"])
+
+    def refusal(self) -> BudgetTooSmall:
+        """The error of one sample that does not fit."""
+        error = self.refused[min(self.refused)]
+        told = f"not even one sample fits: {error}"
+        return BudgetTooSmall(told, budget=error.budget, smallest=error.smallest, parts=error.parts)
+
+
+@dataclass
+class _Search:
+    """The largest size that fits, from peaks that are close to a line in the size."""
+
+    budget: int
+    most: int
+    seen: dict[int, int] = field(default_factory=dict)
+    fits: int = 0
+
+    def run(self, look: Callable[[int], tuple[bool, int]], *, first: int) -> int:
+        """The largest size that fits, 0 for none; `look` says whether a size does, and gives a peak."""
+        over, looks = self.most + 1, 0
+        while over - self.fits > 1:
+            size = min(max(self.guess(first, over, looks), self.fits + 1), over - 1)
+            does, self.seen[size] = look(size)
+            looks += 1
+            if does:
+                self.fits = size
+            else:
+                over = size
+        return self.fits
+
+    def guess(self, first: int, over: int, looks: int) -> int:
+        if not looks:
+            return first
+        if len(self.seen) < 2:
+            return 2 * first
+        (low, low_peak), (high, high_peak) = self.nearest()
+        slope = (high_peak - low_peak) / (high - low)
+        if looks > PATIENCE or slope <= 0:
+            self.check_growth()
+            return min(2 * self.fits, over) if over > self.most else (self.fits + over) // 2
+        return int(low + (self.budget - low_peak) / slope)
+
+    def nearest(self) -> list[tuple[int, int]]:
+        """The two sizes whose peaks are nearest to the budget."""
+        return sorted(sorted(self.seen.items(), key=lambda item: abs(item[1] - self.budget))[:2])
+
+    def check_growth(self) -> None:
+        low, high = min(self.seen), max(self.seen)
+        if self.seen[high] <= self.seen[low]:
+            raise LowtideError(
+                f"the peak is {format_bytes(self.seen[low])} at a batch of {low} and "
+                f"{format_bytes(self.seen[high])} at {high}: the function does not seem to use its batch size"
+            )
+
+    def start(self) -> dict[int, int]:
+        """The peak of no samples at all, by the line: what parameters and gradients take."""
+        if len(self.seen) < 2:
+            return {}
+        (low, low_peak), (high, high_peak) = self.nearest()
+        return {0: int(low_peak - low * (high_peak - low_peak) / (high - low))}
