@@ -47,6 +47,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "compile_fx": ("torch._inductor.compile_fx:compile_fx", "2.11-2.13"),
     "compile_fx_inner": ("torch._inductor.compile_fx:compile_fx_inner", "2.11-2.13"),
     "CustomPartitionerFn": ("torch._inductor.custom_graph_pass:CustomPartitionerFn", "2.11-2.13"),
+    "inductor_cache": ("torch._inductor.runtime.cache_dir_utils:default_cache_dir", "2.11-2.13"),
     "InductorChoices": ("torch._inductor.choices:InductorChoices", "2.11-2.13"),
     "decide_layout": ("torch._inductor.graph:GraphLowering.decide_layout_opt", "2.11-2.13"),
     "GraphLowering": ("torch._inductor.graph:GraphLowering", "2.11-2.13"),
