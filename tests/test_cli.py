@@ -3,8 +3,10 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,16 @@ import pytest
 
 import lowtide
 from graphs import chain
+from lowtide import progress as drawing
+from lowtide.arguments import EXECUTORS, VERBS, parse
+from lowtide.arguments import METHODS as METHOD_NAMES
 from lowtide.cli import main
 from lowtide.errors import LowtideError
 from lowtide.frontier import Frontier
 from lowtide.graph import Graph
+from lowtide.options import _CHOICES
 from lowtide.plan import Plan
-from lowtide.progress import Bar, bar
+from lowtide.progress import Bar, bar, waiting
 from lowtide.solve import METHODS
 from lowtide.solve.keep_all import keep_all
 
@@ -452,6 +458,91 @@ def test_version_and_help(shell: Shell, capsys: pytest.CaptureFixture[str]) -> N
         assert said in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_help_fits_a_screen_and_shows_an_example(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([verb, "--help"] if verb else ["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert f"  lowtide {verb} " in lines[-1] if verb else all(name in "".join(lines) for name in VERBS)
+
+
+def test_the_examples_in_the_help_are_understood() -> None:
+    for verb, (_, _, example, _) in VERBS.items():
+        assert parse([verb, *example.split()]).verb == verb
+
+
+BEFORE_TORCH = """
+import sys
+from lowtide.arguments import EXECUTORS, VERBS, parse
+from lowtide.arguments import METHODS as METHOD_NAMES
+from lowtide.cli import main
+for words in (["--help"], ["plan", "-h"], ["batch", "-h"], ["--version"]):
+    try:
+        main(words)
+    except SystemExit as left:
+        assert left.code == 0
+for words in sys.stdin.read().splitlines():
+    assert main(words.split()) == 2, words
+print(sorted({"torch", "numpy"} & set(sys.modules)))
+"""
+
+
+BAD_ARGUMENTS = (
+    "",
+    "draw",
+    "plan",
+    "plan g.json --budget lots",
+    "plan g.json --budget 1 --device Z80",
+    "plan g.json --budget 1 --method magic",
+    "plan g.json --budget 1 --executor fast",
+    "frontier g.json --points 1",
+    "report plan.json",
+    "verify model.py:step --budget 0",
+    "batch model.py:step --budget 1 --most -1",
+    "demo --steps 0",
+)
+
+
+def test_help_and_bad_arguments_come_before_torch() -> None:
+    command = [sys.executable, "-c", BEFORE_TORCH]
+    words = "\n".join(BAD_ARGUMENTS)
+    done = subprocess.run(command, input=words, text=True, check=True, capture_output=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert done.stderr.count("lowtide: error: ") == done.stderr.count("\n") == len(BAD_ARGUMENTS)
+
+
+def test_the_choices_are_those_of_the_library() -> None:
+    assert sorted(METHODS) == list(METHOD_NAMES)
+    assert _CHOICES["executor"] == EXECUTORS
+
+
+def test_sigterm_leaves_quietly_too(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def terminated(graph: Graph, budget: int) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return keep_all(graph)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setitem(METHODS, "auto", terminated)
+    assert shell("plan", "g.json", "--budget", "50%", "-o", "p.json") == (130, "", "")
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_interrupted_write_leaves_no_part_of_a_file(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    assert shell("frontier", "g.json", "-o", "f.json") == (130, "", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["g.json"]
+
+
 def test_an_interrupt_leaves_quietly(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(graph: Graph, budget: int) -> Any:
         raise KeyboardInterrupt
@@ -465,6 +556,8 @@ def test_an_interrupt_leaves_quietly(shell: Shell, monkeypatch: pytest.MonkeyPat
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None  # whatever imports it fails
+from lowtide.arguments import EXECUTORS, VERBS, parse
+from lowtide.arguments import METHODS as METHOD_NAMES
 from lowtide.cli import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -572,3 +665,50 @@ def test_no_bar_where_nobody_watches(screen: io.StringIO, term: str, monkeypatch
     with bar("frontier", stream=screen) as progress:
         progress(0.5)
     assert screen.getvalue() == ""
+
+
+def test_waiting_is_told_after_a_second_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(drawing, "PATIENCE", 0.01)
+    monkeypatch.setattr(drawing, "PAUSE", 0.005)
+    screen = Screen()
+    with waiting("capturing", stream=screen) as say:
+        wait_for("\rcapturing ... 0 s\x1b[K", screen)
+        say("planning")
+        wait_for("\rplanning ... 0 s\x1b[K", screen)
+    assert screen.getvalue().endswith("\r\x1b[K")
+
+
+def wait_for(line: str, screen: io.StringIO) -> None:
+    start = time.monotonic()
+    while line not in screen.getvalue():
+        assert time.monotonic() < start + 10
+        time.sleep(0.005)
+
+
+def test_short_work_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    with waiting("capturing", stream=(screen := Screen())) as say:
+        say("planning")
+    assert screen.getvalue() == ""
+
+
+@pytest.mark.parametrize("draw", [bar, waiting])
+def test_rich_draws_where_it_is_installed(draw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    with draw("the [first] label") as progress:
+        progress(*((0.5, "model.py:step") if draw is bar else ("model.py:step",)))
+        time.sleep(0.2)
+    assert "model.py:step" in screen.getvalue()
+    assert screen.getvalue().endswith("\x1b[2K")
+
+
+def test_without_rich_the_lines_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    with bar("frontier"):
+        pass
+    assert screen.getvalue() == f"\r[{' ' * 30}]   0%  frontier\x1b[K\r\x1b[K"

@@ -6,9 +6,11 @@ import argparse
 from typing import Any
 
 from .. import jsonform
+from ..errors import LowtideError
 from ..frontier import size_of
 from ..progress import waiting
 from ..steps import Step, capture_step, found_step, make_step, users_code
+from ..trial import modules_of
 from ..units import parse_budget
 from ..verify import Verification, verify
 from . import Answer
@@ -20,11 +22,21 @@ def run(chosen: argparse.Namespace) -> Answer:
     """Verify the step; the answer holds if everything was equal and the peak was kept."""
     with waiting(f"verifying {chosen.step}"), found_step(chosen.step) as function:
         step = make_step(function, chosen.batch_size)
+        _check_runs(step)
         options = {"method": chosen.method} | ({"executor": chosen.executor} if chosen.executor else {})
         budget = _budget(step, chosen)
         with users_code("the step could not be run"):
             found = verify(step.model, *step.batch, budget=budget, kwargs=step.kwargs, **options)
     return Answer(jsonform.dump(_plain(found)) if chosen.json else str(found), found.ok)
+
+
+def _check_runs(step: Step) -> None:
+    tensors = [tensor for _, module in modules_of(step.model) for tensor in module.parameters()]
+    if any(tensor.is_meta for tensor in tensors):
+        raise LowtideError(
+            "verify runs the step, but its model is on the meta device; make it on a device that is here, "
+            "or use `lowtide plan`, which runs nothing"
+        )
 
 
 def _budget(step: Step, chosen: argparse.Namespace) -> int | str:
