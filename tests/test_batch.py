@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lowtide
-from lowtide.batch import Batch, _Search
+from lowtide.batch import CLOSE, EXACT, Batch, _Search
 from lowtide.cli import main
 
 
@@ -32,7 +33,9 @@ def uncapped(make: Any, budget: str, **options: Any) -> Batch:
     return found.uncapped
 
 
-def looks(peak: Callable[[int], int], budget: int, *, most: int = 1 << 16, first: int = 4) -> tuple[int, int]:
+def looks(
+    peak: Callable[[int], int], budget: int, *, most: int = 1 << 16, first: int = 4, grain: int = EXACT
+) -> tuple[int, int]:
     """The size that a search finds, and how many sizes it looked at."""
     seen: list[int] = []
 
@@ -41,7 +44,7 @@ def looks(peak: Callable[[int], int], budget: int, *, most: int = 1 << 16, first
         seen.append(size)
         return peak(size) <= budget, peak(size)
 
-    return _Search(budget, most).run(look, first=first), len(seen)
+    return _Search(budget, most, grain).run(look, first=first), len(seen)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**5), st.integers(0, 10**8), st.integers(1, 1 << 12))
@@ -64,6 +67,19 @@ def found() -> lowtide.LargestBatch:
     return lowtide.largest_batch(make, "256KiB")
 
 
+@given(st.integers(0, 10**5), st.lists(st.floats(0.97, 1.03), min_size=64, max_size=64))
+def test_a_line_with_noise_takes_a_few_more(fixed: int, noise: list[float]) -> None:
+    """As the smallest peaks of a search are: a look is dear, and one in a hundred samples is near enough."""
+
+    def peak(size: int) -> int:
+        return int(fixed + 1000 * size * noise[size % 64])
+
+    found, count = looks(peak, 1_000_000, grain=CLOSE)
+    assert peak(found) <= 1_000_000
+    assert abs(found / ((1_000_000 - fixed) / 1000) - 1) <= 0.05
+    assert count <= 14
+
+
 def test_the_answer_fits_and_one_more_does_not(found: lowtide.LargestBatch) -> None:
     assert found.uncapped is not None
     size, largest = found.uncapped.size, found.largest
@@ -72,7 +88,7 @@ def test_the_answer_fits_and_one_more_does_not(found: lowtide.LargestBatch) -> N
     assert largest.size > size
     assert largest.plan.peak <= 2**18
     with pytest.raises(lowtide.BudgetTooSmall):
-        lowtide.plan(*make(largest.size + 1), budget="256KiB")
+        lowtide.plan(*make(largest.size + max(1, largest.size // CLOSE)), budget="256KiB")
 
 
 def test_the_largest_capped_batch_really_runs(found: lowtide.LargestBatch) -> None:
@@ -97,6 +113,16 @@ def test_the_state_of_an_optimizer_is_counted(found: lowtide.LargestBatch) -> No
     assert counted.size < found.uncapped.size
     parameters = sum(parameter.nbytes for parameter in make(1)[0].parameters())
     assert counted.plan.graph.fixed["optimizer"] > 2 * parameters
+
+
+def test_what_lies_between_is_told_too(found: lowtide.LargestBatch) -> None:
+    sizes = [batch.size for batch in found.capped]
+    assert sizes == sorted(sizes)
+    assert all(larger <= 2 * size for size, larger in pairwise(sizes))
+    lines = [line.split() for line in str(found).splitlines()[2:-1]]
+    assert lines[0][:2] == ["uncapped", str(found.uncapped and found.uncapped.size)]
+    assert lines[-1][1] == str(found.largest.size)
+    assert all(float(line[-1].strip("+%")) > 0 for line in lines[1:])
 
 
 def test_no_batch_is_looked_at_above_the_most() -> None:

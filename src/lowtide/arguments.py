@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, (about, usage, example, add_arguments) in VERBS.items():
         verb = added.add_parser(
             name,
+            prog=f"lowtide {name}",
             help=about,
             usage=f"lowtide {name} {usage}",
             description=f"{about[0].upper()}{about[1:]}.",

@@ -7,8 +7,8 @@ Method: the step is made at a few batch sizes, on the meta device where that wor
 tensors; keeping everything gives its uncapped peak, the planner its smallest one. Both are close to a line in
 the batch size, so the line through the two sizes nearest to the budget names the next size to look at, within
 the bracket of what is known to fit and known not to; after a few such guesses the bracket is halved. The
-answer was looked at itself: its plan is at hand, and one sample more was seen not to fit. A handful of traces
-and searches in all.
+answer was looked at itself: its plan is at hand, and one sample more was seen not to fit (uncapped; capped,
+1 % more). A handful of traces and searches in all.
 
 Limits: peaks are taken to grow with the batch. What no plan was found for may have one: the planner is a
 search. Seconds are those of the roofline.
@@ -16,6 +16,7 @@ search. Seconds are those of the roofline.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,11 @@ FIRST = 4
 """The first batch size to look at: one sample alone is a special case of many models."""
 PATIENCE = 8
 """Guesses by a line before the bracket is halved."""
+EXACT = 1 << 62
+CLOSE = 100
+"""How finely to look for the capped answer: one in so many samples. The planner is no more exact."""
+APART = 1.25
+"""How much larger a batch is than the one in the line above it, in print."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +103,21 @@ class LargestBatch:
             f"largest batch under {format_bytes(self.budget)} on {graph.device}, {counted} ({graph.prices})",
             f"{'':8}  {'batch':>7}  {'peak':>11}  {'step time':>9}  per sample",
             f"uncapped  {'none':>7}" if self.uncapped is None else self._line("uncapped", self.uncapped),
-            *(self._line("capped", batch) for batch in self.capped),
+            *(self._line("capped", batch) for batch in self._told()),
         ]
         if self.largest.size == self.most:
             lines.append(f"batches above {self.most} were not looked at")
         elif not self.capped:
             lines.append("no plan was found for a larger batch")
         return "\n".join(lines + [f"note: {note}" for note in self.largest.plan.notes])
+
+    def _told(self) -> list[Batch]:
+        """The capped batches that are worth a line: the largest, and smaller ones that are far apart."""
+        told = list(self.capped[-1:])
+        for batch in reversed(self.capped[:-1]):
+            if batch.size * APART <= told[0].size:
+                told.insert(0, batch)
+        return told
 
     def _line(self, name: str, batch: Batch) -> str:
         extra = ""
@@ -143,11 +157,12 @@ def largest_batch(
     steps = _Steps(make, {"device": device, "executor": executor, "optimizer": optimizer}, tell)
     asked = parse_budget(budget)
     size = _bytes(asked, steps.plan(min(FIRST, most)), device)
-    plain = _Search(size, most)
+    plain = _Search(size, most, EXACT)
     fits = plain.run(lambda batch: steps.fits(batch, size), first=FIRST)
     capped = _Capped(steps, Budget(asked.text, size), method)
-    if not _Search(size, most, plain.start(), fits).run(capped.fits, first=max(2 * fits, 1)):
+    if not _Search(size, most, CLOSE, plain.start(), fits).run(capped.fits, first=max(2 * fits, 1)):
         raise capped.refusal()
+    capped.fill_the_gap()
     return LargestBatch(
         budget=size,
         uncapped=Batch(fits, steps.plan(fits)) if fits else None,
@@ -229,6 +244,12 @@ class _Capped:
             return False, error.smallest
         return True, min(plan.peak, self.under(parse_budget("min"), vanilla).peak)
 
+    def fill_the_gap(self) -> None:
+        """Plan a batch between the two largest where they are far apart: the last samples cost most."""
+        sizes = sorted(self.plans)[-2:]
+        if len(sizes) == 2 and sizes[1] > 2 * sizes[0]:
+            self.fits(math.isqrt(sizes[0] * sizes[1]))
+
     def under(self, budget: Budget, vanilla: Plan) -> Plan:
         return plan_of_step(vanilla, budget, self.method, self.steps.options["device"])
 
@@ -241,41 +262,52 @@ class _Capped:
 
 @dataclass
 class _Search:
-    """The largest size that fits, from peaks that are close to a line in the size."""
+    """The largest size that fits, from peaks that are close to a line in the size.
+
+    The answer is exact up to `1 / grain`, the share by which a size that does not fit may be larger.
+    """
 
     budget: int
     most: int
+    grain: int
     seen: dict[int, int] = field(default_factory=dict)
     fits: int = 0
 
     def run(self, look: Callable[[int], tuple[bool, int]], *, first: int) -> int:
         """The largest size that fits, 0 for none; `look` says whether a size does, and gives a peak."""
-        over, looks = self.most + 1, 0
-        while over - self.fits > 1:
-            size = min(max(self.guess(first, over, looks), self.fits + 1), over - 1)
+        over = self.most + 1
+        sides: list[bool] = []
+        while over - self.fits > (near := max(1, self.fits // self.grain)):
+            low = self.fits + near
+            size = min(max(self.guess(first, over, sides), low), max(over - near, low))
             does, self.seen[size] = look(size)
-            looks += 1
-            if does:
-                self.fits = size
-            else:
-                over = size
+            sides.append(does)
+            self.fits, over = (size, over) if does else (self.fits, size)
         return self.fits
 
-    def guess(self, first: int, over: int, looks: int) -> int:
-        if not looks:
+    def guess(self, first: int, over: int, sides: list[bool]) -> int:
+        """The size that a line through what was seen names, or the middle of the bracket."""
+        if not sides:
             return first
         if len(self.seen) < 2:
             return 2 * first
-        (low, low_peak), (high, high_peak) = self.nearest()
+        (low, low_peak), (high, high_peak) = self.around()
         slope = (high_peak - low_peak) / (high - low)
-        if looks > PATIENCE or slope <= 0:
+        if len(sides) > PATIENCE or slope <= 0:
             self.check_growth()
-            return min(2 * self.fits, over) if over > self.most else (self.fits + over) // 2
-        return int(low + (self.budget - low_peak) / slope)
+            return 2 * self.fits if over > self.most else (self.fits + over) // 2
+        named = int(low + (self.budget - low_peak) / slope)
+        if len(sides) < 4 or len(set(sides[-2:])) > 1:
+            return named
+        # Twice on the same side: the line is off, and a step too far bounds the answer from the other one.
+        return self.fits + 2 * (named - self.fits) if sides[-1] else over - 2 * (over - named)
 
-    def nearest(self) -> list[tuple[int, int]]:
-        """The two sizes whose peaks are nearest to the budget."""
-        return sorted(sorted(self.seen.items(), key=lambda item: abs(item[1] - self.budget))[:2])
+    def around(self) -> list[tuple[int, int]]:
+        """The sizes on both sides of the budget that are nearest to it, or the two nearest on one side."""
+        by_peak = sorted(self.seen.items(), key=lambda item: item[1])
+        above = sum(peak <= self.budget for _, peak in by_peak)
+        start = min(max(above - 1, 0), len(by_peak) - 2)
+        return sorted(by_peak[start : start + 2])
 
     def check_growth(self) -> None:
         low, high = min(self.seen), max(self.seen)
@@ -289,5 +321,6 @@ class _Search:
         """The peak of no samples at all, by the line: what parameters and gradients take."""
         if len(self.seen) < 2:
             return {}
-        (low, low_peak), (high, high_peak) = self.nearest()
-        return {0: int(low_peak - low * (high_peak - low_peak) / (high - low))}
+        low, high = min(self.seen), max(self.seen)
+        slope = (self.seen[high] - self.seen[low]) / (high - low)
+        return {0: int(self.seen[low] - slope * low)}

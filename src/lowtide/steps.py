@@ -65,17 +65,18 @@ def found_step(named: str) -> Iterator[Callable[..., Any]]:
 
 
 def _suggested(path: str) -> str:
-    """How to name a function of a file: one that takes no argument where there is one."""
+    """How to name a function of a file: one that is called after a step or needs no argument, if there is."""
     try:
         body = ast.parse(Path(path).read_text(encoding="utf-8")).body
     except (OSError, SyntaxError, ValueError):
         body = []
-    found = [
-        node.name
-        for node in body
-        if isinstance(node, ast.FunctionDef) and len(node.args.args) <= max(len(node.args.defaults), 1)
-    ]
-    return f"as in {path}:{found[0] if found else 'make_step'}"
+    found = [node for node in body if isinstance(node, ast.FunctionDef) and _needed(node) <= 1]
+    found.sort(key=lambda node: ("step" not in node.name, _needed(node)))
+    return f"as in {path}:{found[0].name if found else 'make_step'}"
+
+
+def _needed(function: ast.FunctionDef) -> int:
+    return len(function.args.args) - len(function.args.defaults)
 
 
 def make_step(function: Callable[..., Any], size: int | None = None) -> Step:
