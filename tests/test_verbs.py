@@ -133,17 +133,17 @@ def test_what_a_step_cannot_be(shell: Shell, words: tuple[str, ...], said: str) 
     assert said in err
 
 
-def test_an_error_of_the_script_shows_its_own_lines(shell: Shell, tmp_path: Path) -> None:
+def test_an_error_of_the_script_shows_its_own_lines(shell: Shell) -> None:
     status, _, err = shell("plan", "net.py:raises", "--budget", "50%")
     assert status == 2
-    first, *lines = err.replace(str(tmp_path), "").splitlines()
+    first, *lines = err.splitlines()
     assert first == (
-        "lowtide: error: raises() raised an error: ZeroDivisionError: division by zero (/net.py:28)"
+        "lowtide: error: raises() raised an error: ZeroDivisionError: division by zero (net.py:28)"
     )
     assert lines == [
-        "  /net.py:31, in raises",
+        "  net.py:31, in raises",
         "    return build(3), torch.ones(3)",
-        "  /net.py:28, in build",
+        "  net.py:28, in build",
         "    return nn.Linear(width, 1 / 0)",
     ]
 

@@ -230,11 +230,17 @@ def _own(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary
 
 
 def _place(frames: list[traceback.FrameSummary]) -> str:
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f" ({_line(frames[-1])})" if frames else ""
+
+
+def _line(frame: traceback.FrameSummary) -> str:
+    """A file and a line in it, from the current folder on."""
+    path, here = Path(frame.filename), Path.cwd()
+    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{frame.lineno}"
 
 
 def _with_lines(error: CaptureError, frames: list[traceback.FrameSummary]) -> CaptureError:
     """The error with the last lines of the user's own below it."""
     for frame in frames[-FRAMES:]:
-        error.add_note(f"  {frame.filename}:{frame.lineno}, in {frame.name}\n    {frame.line}")
+        error.add_note(f"  {_line(frame)}, in {frame.name}\n    {frame.line}")
     return error
