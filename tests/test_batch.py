@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lowtide
-from lowtide.batch import CLOSE, EXACT, Batch, _Search
+from lowtide.batch import CLOSE, Batch
 from lowtide.cli import main
+from lowtide.size_search import EXACT, SizeSearch
 
 
 def make(size: int) -> tuple[nn.Module, torch.Tensor]:
@@ -44,7 +45,7 @@ def looks(
         seen.append(size)
         return peak(size) <= budget, peak(size)
 
-    return _Search(budget, most, grain).run(look, first=first), len(seen)
+    return SizeSearch(budget, most, grain).run(look, first=first), len(seen)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**5), st.integers(0, 10**8), st.integers(1, 1 << 12))

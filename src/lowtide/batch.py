@@ -4,11 +4,9 @@ Problem: how many samples fit into so many bytes? Trying it on the device means 
 and again, and says nothing of a device that is not there.
 
 Method: the step is made at a few batch sizes, on the meta device where that works, and traced under fake
-tensors; keeping everything gives its uncapped peak, the planner its smallest one. Both are close to a line in
-the batch size, so the line through the two sizes nearest to the budget names the next size to look at, within
-the bracket of what is known to fit and known not to; after a few such guesses the bracket is halved. The
-answer was looked at itself: its plan is at hand, and one sample more was seen not to fit (uncapped; capped,
-1 % more). A handful of traces and searches in all.
+tensors; keeping everything gives its uncapped peak, the planner its smallest one. `size_search` says which
+sizes to look at. The answer was looked at itself: its plan is at hand, and one sample more was seen not to fit
+(uncapped; capped, 1 % more). A handful of traces and searches in all.
 
 Limits: peaks are taken to grow with the batch. What no plan was found for may have one: the planner is a
 search. Seconds are those of the roofline.
@@ -25,6 +23,7 @@ from . import jsonform
 from .capped_plan import plan_of_step
 from .errors import BudgetError, BudgetTooSmall, LowtideError
 from .plan import Plan
+from .size_search import EXACT, SizeSearch
 from .steps import capture_step, make_step
 from .units import Budget, format_bytes, format_seconds, parse_budget
 
@@ -32,9 +31,6 @@ __all__ = ["Batch", "LargestBatch", "largest_batch"]
 
 FIRST = 4
 """The first batch size to look at: one sample alone is a special case of many models."""
-PATIENCE = 8
-"""Guesses by a line before the bracket is halved."""
-EXACT = 1 << 62
 CLOSE = 100
 """How finely to look for the capped answer: one in so many samples. The planner is no more exact."""
 APART = 1.25
@@ -157,10 +153,10 @@ def largest_batch(
     steps = _Steps(make, {"device": device, "executor": executor, "optimizer": optimizer}, tell)
     asked = parse_budget(budget)
     size = _bytes(asked, steps.plan(min(FIRST, most)), device)
-    plain = _Search(size, most, EXACT)
+    plain = SizeSearch(size, most, EXACT)
     fits = plain.run(lambda batch: steps.fits(batch, size), first=FIRST)
     capped = _Capped(steps, Budget(asked.text, size), method)
-    if not _Search(size, most, CLOSE, plain.start(), fits).run(capped.fits, first=max(2 * fits, 1)):
+    if not SizeSearch(size, most, CLOSE, plain.start(), fits).run(capped.fits, first=max(2 * fits, 1)):
         raise capped.refusal()
     capped.fill_the_gap()
     return LargestBatch(
@@ -258,69 +254,3 @@ class _Capped:
         error = self.refused[min(self.refused)]
         told = f"not even one sample fits: {error}"
         return BudgetTooSmall(told, budget=error.budget, smallest=error.smallest, parts=error.parts)
-
-
-@dataclass
-class _Search:
-    """The largest size that fits, from peaks that are close to a line in the size.
-
-    The answer is exact up to `1 / grain`, the share by which a size that does not fit may be larger.
-    """
-
-    budget: int
-    most: int
-    grain: int
-    seen: dict[int, int] = field(default_factory=dict)
-    fits: int = 0
-
-    def run(self, look: Callable[[int], tuple[bool, int]], *, first: int) -> int:
-        """The largest size that fits, 0 for none; `look` says whether a size does, and gives a peak."""
-        over = self.most + 1
-        sides: list[bool] = []
-        while over - self.fits > (near := max(1, self.fits // self.grain)):
-            low = self.fits + near
-            size = min(max(self.guess(first, over, sides), low), max(over - near, low))
-            does, self.seen[size] = look(size)
-            sides.append(does)
-            self.fits, over = (size, over) if does else (self.fits, size)
-        return self.fits
-
-    def guess(self, first: int, over: int, sides: list[bool]) -> int:
-        """The size that a line through what was seen names, or the middle of the bracket."""
-        if not sides:
-            return first
-        if len(self.seen) < 2:
-            return 2 * first
-        (low, low_peak), (high, high_peak) = self.around()
-        slope = (high_peak - low_peak) / (high - low)
-        if len(sides) > PATIENCE or slope <= 0:
-            self.check_growth()
-            return 2 * self.fits if over > self.most else (self.fits + over) // 2
-        named = int(low + (self.budget - low_peak) / slope)
-        if len(sides) < 4 or len(set(sides[-2:])) > 1:
-            return named
-        # Twice on the same side: the line is off, and a step too far bounds the answer from the other one.
-        return self.fits + 2 * (named - self.fits) if sides[-1] else over - 2 * (over - named)
-
-    def around(self) -> list[tuple[int, int]]:
-        """The sizes on both sides of the budget that are nearest to it, or the two nearest on one side."""
-        by_peak = sorted(self.seen.items(), key=lambda item: item[1])
-        above = sum(peak <= self.budget for _, peak in by_peak)
-        start = min(max(above - 1, 0), len(by_peak) - 2)
-        return sorted(by_peak[start : start + 2])
-
-    def check_growth(self) -> None:
-        low, high = min(self.seen), max(self.seen)
-        if self.seen[high] <= self.seen[low]:
-            raise LowtideError(
-                f"the peak is {format_bytes(self.seen[low])} at a batch of {low} and "
-                f"{format_bytes(self.seen[high])} at {high}: the function does not seem to use its batch size"
-            )
-
-    def start(self) -> dict[int, int]:
-        """The peak of no samples at all, by the line: what parameters and gradients take."""
-        if len(self.seen) < 2:
-            return {}
-        low, high = min(self.seen), max(self.seen)
-        slope = (self.seen[high] - self.seen[low]) / (high - low)
-        return {0: int(self.seen[low] - slope * low)}

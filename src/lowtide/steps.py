@@ -212,7 +212,8 @@ def users_code(trouble: str) -> Iterator[None]:
         if not error.may_be_users or said is None:
             raise
         frames = _own(getattr(error.__cause__, "real_stack", None) or ())
-        told = f"the step itself seems to raise an error: {said[1]}{_place(frames)}"
+        plain = re.sub(r"\[ConstantVariable\(\w+: (.*?)\)\]", r"\1", said[1])  # as torch 2.11 shows a value
+        told = f"the step itself seems to raise an error: {plain}{_place(frames)}"
         raise _with_lines(CaptureError(told), frames) from error
     except LowtideError:
         raise
