@@ -183,7 +183,7 @@ def test_the_verb_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) ->
     assert main(words) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert out.startswith("largest batch under 1.00 MiB on T4, no optimizer state counted (roofline of T4)\n")
+    assert out.startswith("largest batch under 1.00 MiB on T4, without optimizer state (roofline of T4)\n")
     assert main([*words, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     rows = [line.split()[:2] for line in out.splitlines()[2:] if "capped" in line]

@@ -5,8 +5,8 @@ and again, and says nothing of a device that is not there.
 
 Method: the step is made at a few batch sizes, on the meta device where that works, and traced under fake
 tensors; keeping everything gives its uncapped peak, the planner its smallest one. `size_search` says which
-sizes to look at. The answer was looked at itself: its plan is at hand, and one sample more was seen not to fit
-(uncapped; capped, 1 % more). A handful of traces and searches in all.
+sizes to look at. The answer was looked at itself: its plan is at hand, and one sample more was seen not to
+fit (uncapped; capped, 1 % more). A handful of traces and searches in all.
 
 Limits: peaks are taken to grow with the batch. What no plan was found for may have one: the planner is a
 search. Seconds are those of the roofline.
@@ -94,7 +94,7 @@ class LargestBatch:
     def __str__(self) -> str:
         graph = self.largest.plan.graph
         state = graph.fixed.get("optimizer")
-        counted = f"optimizer state {format_bytes(state)}" if state else "no optimizer state counted"
+        counted = f"optimizer state {format_bytes(state)}" if state else "without optimizer state"
         lines = [
             f"largest batch under {format_bytes(self.budget)} on {graph.device}, {counted} ({graph.prices})",
             f"{'':8}  {'batch':>7}  {'peak':>11}  {'step time':>9}  per sample",

@@ -1,9 +1,9 @@
 """The largest size that fits, where a look at a size is dear and its peak is close to a line in the size.
 
-Method: the line through the sizes on both sides of the budget names the next size to look at (the secant rule,
-or regula falsi), within the bracket of what is known to fit and known not to. Two looks in a row on the same
-side make the next step twice as long, so that the bracket closes from both; after a few guesses it is halved.
-On a line, two sizes, the answer and its neighbour are looked at.
+Method: the line through the sizes on both sides of the budget names the next size to look at (the secant
+rule, or regula falsi), within the bracket of what is known to fit and known not to. Two looks in a row on the
+same side make the next step twice as long, so that the bracket closes from both; after a few guesses it is
+halved. On a line, two sizes, the answer and its neighbour are looked at.
 
 Limits: a peak that shrinks with the size may hide a larger answer.
 """
