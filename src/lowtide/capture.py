@@ -32,7 +32,7 @@ from .plan import Plan, make_plan
 from .resident import fixed_bands
 from .run.backward import Backward
 from .run.eager import compile_graph
-from .run.images import hand_over_channels_last
+from .run.images import hand_over_channels_last, turns_layouts
 from .simulate import simulate
 from .sketching.choose import Sketches, choose
 from .sketching.marks import has_marks
@@ -158,7 +158,7 @@ class Piece:
         )
         names = [str(node.target) for node in joint.graph.find_nodes(op="get_attr")]
         self.constants = {name: getattr(joint, name) for name in names}
-        self.channels_last = self.compiled and self.trace.device.type == "cuda" and _turns_layouts(joint)
+        self.channels_last = self.compiled and self.trace.device.type == "cuda" and turns_layouts(joint)
         self.expected = tuple(node in self.trace.expected for node in self.trace.tangents)
         self.tangents = [node.meta["val"] for node in self.trace.tangents]
         lifted = lift(self.trace, find_device(self.target) if self.target else None)
@@ -301,11 +301,6 @@ def _role(node: fx.Node, item: Any) -> str:
     if isinstance(item, torch.nn.Parameter):
         return "parameter"
     return "buffer" if "_buffers_" in node.name else "input"
-
-
-def _turns_layouts(joint: fx.GraphModule) -> bool:
-    """Whether Inductor will hold images with their channels last, as convolutions on a GPU like them."""
-    return bool(private("decide_layout")(joint, is_inference=False))
 
 
 def _hold_tangents(graph: Graph, trace: Trace) -> Graph:

@@ -1,76 +1,47 @@
 """The public names with what they need, torch among it: `lowtide` loads them at the first use of one."""
 
-from . import solve
-from .api import cap, plan, plan_of, uncap
-from .batch import LargestBatch, largest_batch
-from .checkpoint_chain import CheckpointedChain, checkpoint_chain
-from .errors import (
-    BudgetError,
-    BudgetTooSmall,
-    CaptureError,
-    FormatError,
-    GraphBreak,
-    LowtideError,
-    NothingToTrain,
-    PlanMismatch,
-    ScheduleError,
-    UnsupportedBackward,
-)
-from .frontier import Frontier, frontier
-from .graph import Graph, Op, Value
-from .measure import Measurement, measure
-from .plan import Plan
-from .schedule import Drop, Run, Schedule
-from .sequences import Recurrent, ScanPlan, scan, scan_plan, while_scan
-from .simulate import Timeline, simulate
-from .sketching import Noise, noise, sketch, unsketch
-from .verify import Verification, verify
-from .watch import Watched, watch
-
-__all__ = [
-    "BudgetError",
-    "BudgetTooSmall",
-    "CaptureError",
-    "CheckpointedChain",
-    "Drop",
-    "FormatError",
-    "Frontier",
-    "Graph",
-    "GraphBreak",
-    "LargestBatch",
-    "LowtideError",
-    "Measurement",
-    "Noise",
-    "NothingToTrain",
-    "Op",
-    "Plan",
-    "PlanMismatch",
-    "Recurrent",
-    "Run",
-    "ScanPlan",
-    "Schedule",
-    "ScheduleError",
-    "Timeline",
-    "UnsupportedBackward",
-    "Value",
-    "Verification",
-    "Watched",
-    "cap",
-    "checkpoint_chain",
-    "frontier",
-    "largest_batch",
-    "measure",
-    "noise",
-    "plan",
-    "plan_of",
-    "scan",
-    "scan_plan",
-    "simulate",
-    "sketch",
-    "solve",
-    "uncap",
-    "unsketch",
-    "verify",
-    "watch",
-    "while_scan",
-]
+from . import solve as solve
+from .api import cap as cap
+from .api import plan as plan
+from .api import plan_of as plan_of
+from .api import uncap as uncap
+from .batch import LargestBatch as LargestBatch
+from .batch import largest_batch as largest_batch
+from .checkpoint_chain import CheckpointedChain as CheckpointedChain
+from .checkpoint_chain import checkpoint_chain as checkpoint_chain
+from .errors import BudgetError as BudgetError
+from .errors import BudgetTooSmall as BudgetTooSmall
+from .errors import CaptureError as CaptureError
+from .errors import FormatError as FormatError
+from .errors import GraphBreak as GraphBreak
+from .errors import LowtideError as LowtideError
+from .errors import NothingToTrain as NothingToTrain
+from .errors import PlanMismatch as PlanMismatch
+from .errors import ScheduleError as ScheduleError
+from .errors import UnsupportedBackward as UnsupportedBackward
+from .frontier import Frontier as Frontier
+from .frontier import frontier as frontier
+from .graph import Graph as Graph
+from .graph import Op as Op
+from .graph import Value as Value
+from .measure import Measurement as Measurement
+from .measure import measure as measure
+from .plan import Plan as Plan
+from .schedule import Drop as Drop
+from .schedule import Run as Run
+from .schedule import Schedule as Schedule
+from .sequences import Recurrent as Recurrent
+from .sequences import ScanPlan as ScanPlan
+from .sequences import scan as scan
+from .sequences import scan_plan as scan_plan
+from .sequences import while_scan as while_scan
+from .simulate import Timeline as Timeline
+from .simulate import simulate as simulate
+from .sketching import Noise as Noise
+from .sketching import noise as noise
+from .sketching import sketch as sketch
+from .sketching import unsketch as unsketch
+from .verify import Verification as Verification
+from .verify import verify as verify
+from .watch import Watched as Watched
+from .watch import watch as watch

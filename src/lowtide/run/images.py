@@ -14,14 +14,19 @@ from .._torch import private
 from ..fusion import fusing, type_of
 from .in_memory import image_in_memory, in_memory
 
-__all__ = ["hand_over_channels_last"]
+__all__ = ["hand_over_channels_last", "turns_layouts"]
 
 aten = torch.ops.aten
 
 
+def turns_layouts(module: fx.GraphModule) -> bool:
+    """Whether Inductor will hold images with their channels last, as convolutions on a GPU like them."""
+    return bool(private("decide_layout")(module, is_inference=False))
+
+
 def hand_over_channels_last(forward: fx.GraphModule, outputs: int) -> None:
     """Say so of the images that are saved; the first `outputs` results are the user's own."""
-    if not private("decide_layout")(forward, is_inference=False):
+    if not turns_layouts(forward):
         return
     (output,) = forward.graph.find_nodes(op="output")
     images = _behind_convolutions(forward.graph)
