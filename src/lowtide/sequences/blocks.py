@@ -115,6 +115,9 @@ class BlockSequence(Sequence):
             output, carry = self.layers.run(block, carry, None)
         return carry, [Piece(self.place(unit), [output])]
 
+    def in_records(self) -> BlockSequence:
+        return self
+
     def of_one_unit(self) -> BlockSequence:
         return replace(self, length=self.chunk)
 

@@ -67,7 +67,13 @@ class FirstRun:
     ) -> GraphLoop:
         """The scan from its start, in graphs."""
         return GraphLoop(
-            chunk.sequence, actions, xs=xs, outputs=outputs, first=None, chunk=chunk, **self.facts()
+            chunk.sequence.in_records(),
+            actions,
+            xs=xs,
+            outputs=outputs,
+            first=None,
+            chunk=chunk,
+            **self.facts(),
         )
 
     def facts(self) -> dict[str, Any]:

@@ -6,8 +6,8 @@ launching it, and running steps again costs accordingly.
 Method: the actions are those of `loop`, and so are the operations of every step and their order. But a unit
 has fixed places in memory (`chunk`), so it can be captured once for a scan and launched again for each unit:
 one graph runs its steps, one runs them and goes back through them. Kept carries are copies. A unit unlike the
-others (the last one, if it is shorter or its output alone counts) runs as in `loop`; so do all where they
-cannot be captured.
+others (the last one, if it is shorter or its output alone counts) runs as in `loop`, step by step as in a
+graph; so do all where they cannot be captured.
 """
 
 from __future__ import annotations
@@ -21,17 +21,21 @@ from .chunk import Chunk
 from .kernel_graph import Replay, captured, warm
 from .loop import Kept, Loop
 from .outputs import Last, Stacked, Summed
-from .record import Gradients
+from .record import Gradients, Record
 
 __all__ = ["GraphLoop"]
 
 
 class GraphLoop(Loop):
-    """One scan on its way forward and back, in graphs."""
+    """One scan on its way forward and back, in graphs.
+
+    The actions are those of chunks; its `sequence` has the steps of a chunk one by one.
+    """
 
     def __init__(self, *args: Any, chunk: Chunk, **options: Any) -> None:
         super().__init__(*args, **options)
         self.chunk = chunk
+        self.recorded_steps: list[Record] = []
         self.device = chunk.carry[0].device
         self.works = True
         self.goes_back = False
@@ -41,9 +45,14 @@ class GraphLoop(Loop):
 
     def serves(self, unit: int) -> bool:
         """Whether a unit runs as a graph."""
-        last = unit == self.sequence.units - 1
-        short = self.sequence.steps(unit) < self.chunk.sequence.chunk
+        chunks = self.chunk.sequence
+        last, short = unit == chunks.units - 1, chunks.steps(unit) < chunks.chunk
         return self.works and not (last and (short or isinstance(self.outputs, Last)))
+
+    def steps_of(self, unit: int) -> range:
+        """What a unit is in the loop's own sequence."""
+        several = self.chunk.inner.units
+        return range(unit * several, min((unit + 1) * several, self.sequence.units))
 
     def forward(self, init: list[Any]) -> tuple[list[Any], list[Any]]:
         self.chunk.start_from(init)
@@ -83,8 +92,7 @@ class GraphLoop(Loop):
 
     def run(self, unit: int, *, keep: bool) -> None:
         if not self.serves(unit):
-            self.carry = self.carry_to_keep()
-            super().run(unit, keep=keep)
+            self.run_plainly(unit, keep=keep)
             return
         if keep and self.goes_back:  # going back runs it
             return
@@ -93,11 +101,20 @@ class GraphLoop(Loop):
         self.chunk.read(unit, self.xs)
         assert self.replay_advance is not None
         self.replay_advance()
-        if unit >= self.reached:
+        if self.steps_of(unit).stop > self.reached:
             self.note_outputs(unit)
 
+    def run_plainly(self, unit: int, *, keep: bool) -> None:
+        """As in `loop`, its steps recorded one by one."""
+        self.carry, self.recorded_steps = self.carry_to_keep(), []
+        for step in self.steps_of(unit):
+            super().run(step, keep=keep)
+            if self.workspace is not None:
+                self.recorded_steps.append(self.workspace)
+        self.workspace = None
+
     def note_outputs(self, unit: int) -> None:
-        self.reached = unit + 1
+        self.reached = self.steps_of(unit).stop
         assert self.chunk.flows is not None
         self.flows = self.flows.then(self.chunk.flows)
         if isinstance(self.outputs, Stacked):
@@ -138,11 +155,13 @@ class GraphLoop(Loop):
 
     def go_back_plainly(self, unit: int) -> None:
         """As in `loop`; a unit that was to go back as a graph has not been recorded."""
-        if self.workspace is None:
+        if not self.recorded_steps:
             if self.start_of_last is not None:
                 self.return_to_start_of_last()
-            super().run(unit, keep=True)
-        super().go_back(unit)
+            self.run_plainly(unit, keep=True)
+        for step in reversed(self.steps_of(unit)):
+            self.workspace = self.recorded_steps.pop()
+            super().go_back(step)
 
     def return_to_start_of_last(self) -> None:
         assert self.start_of_last is not None
@@ -161,9 +180,9 @@ class GraphLoop(Loop):
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             say_once(f"a scan cannot be captured as CUDA graphs, so its units run one by one: {reason}")
-            self.works = False
+            self.works, self.carry = False, [leaf.clone() for leaf in self.chunk.carry]
             if self.known is not None:
-                self.known.graphs = False
+                self.known.not_captured = reason
             return None
         finally:
             self.surroundings.go_on_from(present)

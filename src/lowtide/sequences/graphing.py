@@ -63,9 +63,8 @@ class Graphing:
             return "its tensors are on several devices"
         if not may_capture(leaves[0].device):
             return "its tensors are not on a CUDA device, or a graph is being captured already"
-        if not self.run.known.graphs:
-            return "its cell could not be captured"
-        return None
+        reason = self.run.known.not_captured
+        return None if reason is None else f"its cell could not be captured ({reason})"
 
     def plan(self, budget: int | str | Budget, chunk: int | None) -> ScanPlan | None:
         """The best plan for a budget, in chunks of that many steps if given; None where no chunk fits."""

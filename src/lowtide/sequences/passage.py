@@ -105,9 +105,8 @@ class Passage:
             return "its rows have different lengths"
         if not may_capture(self.batch.data.device):
             return "its input is not on a CUDA device, or a graph is being captured already"
-        if not all(self.known(way).graphs for way in self.ways):
-            return "it could not be captured"
-        return None
+        reasons = [reason for way in self.ways if (reason := self.known(way).not_captured) is not None]
+        return f"it could not be captured ({reasons[0]})" if reasons else None
 
     def known(self, way: Way) -> Known:
         """What earlier calls have learnt of a scan."""

@@ -103,8 +103,12 @@ class Sequence(ABC):
         """Run a unit: the next carry and the outputs."""
 
     @abstractmethod
+    def in_records(self) -> Sequence:
+        """The same steps in the units in which they are recorded where whole units are captured."""
+
+    @abstractmethod
     def of_one_unit(self) -> Sequence:
-        """A sequence of the steps of one unit; when that is captured, they are recorded in its units."""
+        """The steps of one unit, in the units in which they are recorded."""
 
 
 @dataclass
@@ -144,6 +148,9 @@ class CellSequence(Sequence):
             carry, y = self.step(carry, x)
             pieces.append(Piece(time, y))
         return carry, pieces
+
+    def in_records(self) -> CellSequence:
+        return replace(self, chunk=1)
 
     def of_one_unit(self) -> CellSequence:
         return replace(self, length=self.chunk, chunk=1)

@@ -47,14 +47,14 @@ class Known:
     """What earlier scans have learnt of a cell.
 
     The bytes of a unit, and of chunks by their steps; plans for graphs that were made; how many units were
-    looked at; whether the cell can be captured as a graph, as far as is known.
+    looked at; why the cell could not be captured as a graph, where that was tried in vain.
     """
 
     sizes: Sizes | None = None
     chunks: dict[int, int] = field(default_factory=dict)
     plans: dict[Hashable, Any] = field(default_factory=dict)
     looked_at: int = 0
-    graphs: bool = True
+    not_captured: str | None = None
 
 
 class Weighing:
