@@ -85,6 +85,7 @@ def main() -> None:
     name = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
     print(f"{name}: a copy moves {bandwidth / 1e9:,.0f} GB/s")
     for function in args.functions:
+        torch._dynamo.reset()
         few, many = (repeated(FUNCTIONS[function], times) for times in (FEW, MANY))
         times = [seconds(lambda run=run: run(x), args.device) for run in (few, many)]  # type: ignore[misc]
         each = (times[1] - times[0]) / (MANY - FEW) / x.numel()

@@ -291,6 +291,20 @@ def untrained():
     return nn.ReLU(), torch.ones(4)
 
 number = 3
+
+def by_name():
+    return Named(), {"x": torch.ones(4, 8), "scale": {"by": torch.ones(1)}}
+
+class OneDict(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = model
+
+    def forward(self, batch):
+        return self.inner(batch["x"]).sum()
+
+def one_dict():
+    return OneDict(), {"x": torch.ones(4, 8)}
 """
 
 
@@ -332,10 +346,13 @@ def test_capture_of_a_file_in_another_folder(shell: Shell, tmp_path: Path) -> No
     assert Graph.from_json(out).device == "H200"
 
 
-def test_capture_with_keyword_arguments(shell: Shell, model_file: Path) -> None:
-    assert shell("capture", f"{model_file}:named", "-o", "m.json")[0] == 0
+@pytest.mark.parametrize(("step", "inputs"), [("named", 2), ("by_name", 2), ("one_dict", 1)])
+def test_capture_with_keyword_arguments_and_dicts(
+    shell: Shell, model_file: Path, step: str, inputs: int
+) -> None:
+    assert shell("capture", f"{model_file}:{step}", "-o", "m.json")[0] == 0
     graph = Graph.from_json(Path("m.json").read_text(encoding="utf-8"))
-    assert sum(value.kind == "input" for value in graph.values) == 2
+    assert sum(value.kind == "input" for value in graph.values) == inputs
 
 
 @pytest.mark.parametrize(

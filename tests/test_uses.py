@@ -1,6 +1,8 @@
 """Uses that once went wrong: each shows what must hold, on the smallest model that showed it."""
 
+import functools
 import gc
+import logging
 import os
 import weakref
 
@@ -164,6 +166,26 @@ def test_running_statistics_are_read_and_updated_as_in_eager(kind, budget):
     found = lowtide.verify(kind(), torch.randn(256, 16), budget=budget)
     assert found.ok, found
     assert found.measured == found.predicted
+
+
+@functools.lru_cache
+def _once(log, *args):
+    log.warning(*args)
+
+
+def test_a_step_that_writes_to_a_log_is_captured(monkeypatch):
+    """Models of transformers do, by a function that the library has added to loggers."""
+    monkeypatch.setattr(logging.Logger, "warning_once", _once, raising=False)
+    log = logging.getLogger("of a model")
+
+    class Logging(nn.Linear):
+        def forward(self, x):
+            log.info("a batch of %s", x.shape)
+            log.warning_once("no kind of loss was given")
+            return super().forward(x).sum()
+
+    found = lowtide.verify(Logging(8, 8), torch.ones(2, 8), budget="100%")
+    assert found.exact
 
 
 def test_changing_python_value_does_not_stop_training():

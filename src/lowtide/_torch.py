@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -142,10 +143,23 @@ def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 def capture_settings() -> Any:
     """How torch.compile's front end looks at a step while it is called (names seen in 2.11-2.13).
 
-    Hooks on modules are watched, so that one added later is not missed, and a step that reads changing Python
-    values may be captured more than a few times.
+    Hooks on modules are watched, so that one added later is not missed; a step that reads changing Python
+    values may be captured more than a few times; what it writes to a log is left out, not refused.
     """
-    return private("dynamo_config").patch(skip_nnmodule_hook_guards=False, recompile_limit=64)
+    config = private("dynamo_config")
+    return config.patch(
+        skip_nnmodule_hook_guards=False,
+        recompile_limit=64,
+        ignore_logging_functions=config.ignore_logging_functions | _log_functions(),
+    )
+
+
+_LOG_NAMES = ("debug", "info", "warn", "warning", "error", "exception", "critical", "fatal", "log")
+
+
+def _log_functions() -> set[Any]:
+    """What writes to a log; libraries add functions of their own, as `Logger.warning_once`."""
+    return {f for name, f in vars(logging.Logger).items() if name.partition("_")[0] in _LOG_NAMES}
 
 
 def count_global_hooks() -> int:

@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,13 +123,24 @@ def _read(made: Any, name: str) -> Step:
     match parts:
         case (model, tuple(batch), dict(kwargs)) if callable(model):
             return Step(model, batch, kwargs)
+        case (model, Mapping() as batch) if callable(model) and _takes_by_name(model, batch):
+            return Step(model, (), dict(batch))
         case (model, *batch) if callable(model):
             return Step(model, tuple(batch))
     found = f"({', '.join(type(part).__name__ for part in parts)})" if parts else type(made).__name__
     raise CaptureError(
-        f"{name}() must return a tuple: model, *batch for a step model(*batch), or model, (batch...), "
-        f"{{kwargs}} for model(*batch, **kwargs); it returned {found}"
+        f"{name}() must return a tuple: model, *batch for a step model(*batch), model, {{batch}} for "
+        f"model(**batch), or model, (batch...), {{kwargs}} for both; it returned {found}"
     )
+
+
+def _takes_by_name(model: Callable[..., Any], batch: Mapping[Any, Any]) -> bool:
+    """Whether a dict is a batch by name, as `transformers` has it, and not one argument."""
+    try:
+        inspect.signature(getattr(model, "forward", model)).bind(**batch)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def capture_step(
