@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import lowtide
+from lowtide.sketching import dense
 from sketch_glue_data import TASKS, Examples, load
 from sketch_glue_results import Row
 
@@ -61,6 +62,14 @@ def examples(setting: Setting, task: str, split: str) -> Examples:
     return load(found, setting.data, split, tokenizer, setting.device, most)
 
 
+@cache
+def fuse_dense_sketches() -> None:
+    """Make the matrices of dense sketches in one kernel each and in few parts; else they take all the time."""
+    dense._BLOCK = 2**23
+    for kind in (dense.Gaussian, dense.Rademacher):
+        kind.block = torch.compile(kind.block, dynamic=True)  # type: ignore[method-assign]
+
+
 def build(setting: Setting, run: Run) -> nn.Module:
     from transformers import AutoModelForSequenceClassification
     from transformers.utils import logging
@@ -75,6 +84,8 @@ def build(setting: Setting, run: Run) -> nn.Module:
     kind, _, rate = run.kind.partition(" ")
     if kind == "exact":
         return model
+    if setting.device == "cuda":
+        fuse_dense_sketches()
     if rate:
         share = int(rate.rstrip("%")) / 100
         return lowtide.sketch(model, share, kind=kind, layers="*.encoder", rows="attention_mask")

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import lowtide
+from lowtide import capture
 
 
 class Weights(nn.Module):
@@ -166,6 +167,34 @@ def test_running_statistics_are_read_and_updated_as_in_eager(kind, budget):
     found = lowtide.verify(kind(), torch.randn(256, 16), budget=budget)
     assert found.ok, found
     assert found.measured == found.predicted
+
+
+class LossAndLogits(nn.Module):
+    """As models of transformers do: their callers differentiate the loss, and drop or keep the logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(50, 8), nn.Linear(8, 50, bias=False)
+
+    def forward(self, words):
+        logits = self.head(torch.tanh(self.embed(words)))
+        return functional.cross_entropy(logits.view(-1, 50), words.view(-1)), logits
+
+
+@pytest.mark.parametrize("frees", [True, False])
+def test_an_output_that_is_not_differentiated_takes_no_gradient(frees, monkeypatch):
+    """Neither its own, which older torch would hold to the end, nor a copy of the other one's."""
+    monkeypatch.setattr(capture, "frees_tangents", lambda: frees)
+    model, words = LossAndLogits(), torch.arange(40).view(4, 10)
+    plan = lowtide.plan(model, words)
+    of_logits = [v for v in plan.graph.values if v.bytes == 40 * 50 * 4 and v.kind == "activation"]
+    assert len(of_logits) == 3  # the log-softmax, and the gradients of that and of the logits
+    (unused,) = [v for v in plan.graph.values if v.bytes == 40 * 50 * 4 and v.kind == "tangent"]
+    assert not unused.held
+    for budget in ("100%", "min"):
+        found = lowtide.verify(model, words, budget=budget)
+        assert found.exact
+        assert found.measured == found.predicted
 
 
 @functools.lru_cache

@@ -150,7 +150,7 @@ def capture_settings() -> Any:
     return config.patch(
         skip_nnmodule_hook_guards=False,
         recompile_limit=64,
-        ignore_logging_functions=config.ignore_logging_functions | _log_functions(),
+        ignore_logging_functions=config.ignore_logging_functions or _log_functions(),
     )
 
 
@@ -159,7 +159,14 @@ _LOG_NAMES = ("debug", "info", "warn", "warning", "error", "exception", "critica
 
 def _log_functions() -> set[Any]:
     """What writes to a log; libraries add functions of their own, as `Logger.warning_once`."""
-    return {f for name, f in vars(logging.Logger).items() if name.partition("_")[0] in _LOG_NAMES}
+    return _Unlisted(f for name, f in vars(logging.Logger).items() if name.partition("_")[0] in _LOG_NAMES)
+
+
+class _Unlisted(set[Any]):
+    """A set that has its members and lists none: torch 2.11 would sort them for its metrics, and cannot."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
 
 def count_global_hooks() -> int:

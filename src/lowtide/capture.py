@@ -24,7 +24,7 @@ from .cost import price
 from .devices import find_device
 from .errors import CaptureError, NothingToTrain, PlanMismatch
 from .fuse import fuse
-from .graph import Graph, Value
+from .graph import Graph
 from .lift import Lifted, lift
 from .lower import Pair, lower
 from .options import Options
@@ -304,17 +304,13 @@ def _role(node: fx.Node, item: Any) -> str:
 
 
 def _hold_tangents(graph: Graph, trace: Trace) -> Graph:
-    """Mark the tangents that are held until the backward ends.
+    """Mark the tangents that are held until the backward ends, of those that come.
 
     `loss.backward()` itself holds the gradient of a scalar; before torch 2.13 the engine holds all of them.
     """
-    scalars = {node.name for node in trace.tangents if node.meta["val"].numel() == 1}
     every = not frees_tangents()
-
-    def held(value: Value) -> bool:
-        return value.kind == "tangent" and (every or value.name in scalars)
-
-    return graph.replace(values=tuple(replace(v, held=True) if held(v) else v for v in graph.values))
+    held = {node.name for node in trace.expected if every or node.meta["val"].numel() == 1}
+    return graph.replace(values=tuple(replace(v, held=True) if v.name in held else v for v in graph.values))
 
 
 def _follow(plan: Plan, graph: Graph, free: list[int] | None) -> Plan:

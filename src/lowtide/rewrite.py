@@ -225,6 +225,7 @@ def prune_tangents(graph: fx.Graph, missing: Sequence[fx.Node], tangents: Sequen
                 node.replace_input_with(parent, _zeros_before(graph, node, parent))
     (output,) = graph.find_nodes(op="output")
     output.args = fx.map_arg(output.args, lambda node: None if node in gone else node)
+    look_through_views(graph)
 
 
 def _rest_of_sum(node: fx.Node, gone: set[fx.Node]) -> fx.Node | None:
@@ -234,7 +235,8 @@ def _rest_of_sum(node: fx.Node, gone: set[fx.Node]) -> fx.Node | None:
     if len(rest) != 1 or not isinstance(rest[0], fx.Node):
         return None
     whole, part = node.meta["val"], rest[0].meta["val"]
-    return rest[0] if (whole.shape, whole.dtype) == (part.shape, part.dtype) else None
+    alike = (whole.shape, whole.dtype, whole.stride()) == (part.shape, part.dtype, part.stride())
+    return rest[0] if alike else None
 
 
 def _zeros_before(graph: fx.Graph, node: fx.Node, like: fx.Node) -> fx.Node:
