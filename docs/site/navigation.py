@@ -6,9 +6,10 @@ There they are a list that a code host shows; for Sphinx each group becomes a hi
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from sphinx.application import Sphinx
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 HEADING = "\n## Documentation\n"
 
