@@ -1,4 +1,4 @@
-"""The page getting-started.md: its code runs, what needs no run prints what the page shows, and it is short."""
+"""The page getting-started.md: its code runs, its plans are what it shows, and it is short."""
 
 from __future__ import annotations
 
