@@ -1,8 +1,6 @@
-"""The examples as pages of the site: what the script says of itself, and its text."""
+"""The examples as pages of the site, so that a link to a script is a page to read and not a download."""
 
 from __future__ import annotations
-
-import ast
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -16,11 +14,9 @@ class Script(Parser):
 
     def parse(self, inputstring: str, document: nodes.document) -> None:
         """Fill the document; called by Sphinx."""
-        said, _, _ = (ast.get_docstring(ast.parse(inputstring)) or "").partition("\n")
         name = document["source"].rpartition("/")[2]
         code = nodes.literal_block(inputstring, inputstring, language="python")
-        page = nodes.section("", nodes.title(name, name), nodes.paragraph(said, said), code, ids=["script"])
-        document += page
+        document += nodes.section("", nodes.title(name, name), code, ids=["script"])
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
