@@ -9,7 +9,10 @@ from importlib import resources
 
 from lowtide.report.svg import HEIGHT, LEFT, WIDTH
 
-__all__ = ["RULES", "document", "legend_lines"]
+__all__ = ["DARK", "RULES", "document", "legend_lines"]
+
+DARK = "<style>@media(prefers-color-scheme:dark){svg{filter:invert(0.9) hue-rotate(180deg)}}</style>"
+"""For a picture that is drawn in light colours: where dark is preferred, they are turned around."""
 
 RULES = """
 text{{font:13px system-ui,sans-serif;fill:{soft}}} .title{{font-size:15px;font-weight:600;fill:{ink}}}
