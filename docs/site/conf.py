@@ -23,6 +23,7 @@ myst_heading_anchors = 3
 default_role = "py:obj"  # `cap` in a docstring is code, and a link where that is a name of ours
 autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # what torch says of nn.Module is not news
 python_maximum_signature_line_length = 90
 nitpicky = False  # docstrings also put names of other libraries and plain words of code in backticks
 
