@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 # One of the CPU's bf16 paths can kill the process (oneDNN with AMX), and one thread keeps sums repeatable.
 TEST_ENV := ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 OMP_NUM_THREADS=1
 
-.PHONY: demo test check format clean
+.PHONY: demo test check docs format clean
 
 demo: $(STAMP)
 	$(BIN)/lowtide demo
@@ -18,12 +18,17 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(STAMP)
+	rm -rf site
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs/site . site
+	@echo "the site is in site/index.html"
+
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv build dist demo-output .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist demo-output site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt

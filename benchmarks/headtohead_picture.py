@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from math import ceil, floor, log10
 
+from drawing import DARK
 from headtohead_results import NAMES, OURS, Row, point_text
 
 WIDTH, HEIGHT = 760, 520
@@ -68,6 +69,7 @@ def picture(title: str, rows: Sequence[Row]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(title)}: peak memory against step time" '
         f'font-family="system-ui,sans-serif" font-size="12" fill="{SOFT}">',
+        DARK,
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
         f'<text x="{LEFT}" y="26" font-size="15" font-weight="600" fill="{INK}">{escape(title)}</text>',
         *grid(across, up),

@@ -1,25 +1,26 @@
 """Draw the pictures of docs/methods: what each method does on one small step at half of its natural peak.
 
-python benchmarks/pictures.py            # writes docs/methods/NAME.svg
+python benchmarks/pictures.py            # writes docs/methods/NAME.svg, and docs/sketch.svg
 python benchmarks/pictures.py --check    # exit status 1 where a picture is not up to date
 
 A picture is resident bytes over the steps of the schedule, split as in the report, with a tick below each run
-again. That of `bound` is extra time against the budget. The step is small enough for `exact`. The same code
-gives the same bytes; what needs the compiled search or HiGHS is left as it is where they are missing.
+again. That of `bound` is extra time against the budget, that of `sketch` noise against what is kept. The step
+is small enough for `exact`. The same code gives the same bytes; what needs the compiled search or HiGHS is
+left as it is where they are missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from html import escape
-from importlib import resources, util
+from importlib import util
 from pathlib import Path
 
+from drawing import document, legend_lines
 from lowtide.frontier import frontier
 from lowtide.graph import Graph
 from lowtide.plan import Plan, make_plan
@@ -33,9 +34,10 @@ from lowtide.solve.bound import lower_bound
 from lowtide.solve.keep_all import keep_all
 from lowtide.solve.search.native import library
 from lowtide.units import format_bytes
+from sketch_picture import draw as sketch
 from synthetic import MIB, Tape
 
-FOLDER = Path(__file__).parent.parent / "docs" / "methods"
+DOCS = Path(__file__).parent.parent / "docs"
 BLOCKS = 5
 SHARE = 0.5
 STEPS = 400
@@ -46,18 +48,6 @@ BUDGETS, LEAST = 100, 0.22
 
 SAME = ("lower_sets_approximate",)
 """Methods without a picture: on this step it would be that of `lower_sets`."""
-
-RULES = """
-text{{font:13px system-ui,sans-serif;fill:{soft}}} .title{{font-size:15px;font-weight:600;fill:{ink}}}
-.panel{{fill:{panel}}} .grid{{stroke:{rule}}} .boundary{{stroke:{soft};stroke-dasharray:2 3}}
-.uncapped{{fill:none;stroke:{uncapped};stroke-width:1.2}} .cursor{{display:none}}
-.budget{{stroke:{budget};stroke-width:1.6;stroke-dasharray:7 4}} .again{{stroke:{recomputed};stroke-width:2}}
-.budget-label{{fill:{budget};font-weight:600;paint-order:stroke;stroke:{panel};stroke-width:4px}}
-.band-parameters{{fill:{parameters}}} .band-inputs{{fill:{inputs}}} .band-gradients{{fill:{gradients}}}
-.band-kept{{fill:{kept}}} .band-recomputed{{fill:{recomputed}}} .band-transient{{fill:{transient}}}
-.found{{fill:none;stroke:{kept};stroke-width:2}} .proven{{fill:none;stroke:{budget};stroke-width:2}}
-.never{{fill:{budget};fill-opacity:0.15}} .open{{fill:{kept};fill-opacity:0.12}}
-"""
 
 
 @cache
@@ -187,46 +177,18 @@ class Axes:
             yield f'<text x="{x}" y="{HEIGHT - 18}" text-anchor="{anchor}">{step}%</text>'
 
 
-def legend_lines(*names: tuple[str, str]) -> Iterable[str]:
-    x = LEFT
-    for shade, name in names:
-        yield f'<path class="{shade}" d="M{x},{HEIGHT + 28}h16"/>'
-        yield f'<text x="{x + 22}" y="{HEIGHT + 32}">{name}</text>'
-        x += 44 + 7 * len(name)
-
-
-def document(title: str, parts: Iterable[str]) -> str:
-    """A whole SVG file: colours of the report in light and dark, a title above and the parts."""
-    light, dark = (RULES.format(**colours) for colours in palettes())
-    head, tall = 34, HEIGHT + 44
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {tall + head}" role="img" '
-        f'aria-label="{escape(title)}">\n<style>{light}@media(prefers-color-scheme:dark){{{dark}}}</style>\n'
-        f'<rect class="panel" width="{WIDTH}" height="{tall + head}" rx="8"/>\n'
-        f'<text class="title" x="16" y="26">{escape(title)}</text>\n<g transform="translate(0,{head})">\n'
-        + "\n".join(filter(None, parts))
-        + "\n</g>\n</svg>\n"
-    )
-
-
-def palettes() -> list[dict[str, str]]:
-    """The colours of the report's style sheet, light and dark."""
-    sheet = resources.files("lowtide.report").joinpath("page.css").read_text(encoding="utf-8")
-    blocks = re.findall(r":root \{(.*?)\}", sheet, flags=re.DOTALL)[:2]
-    return [dict(re.findall(r"--([\w-]+): (#\w+);", block)) for block in blocks]
-
-
 def pictures() -> dict[str, Callable[[], str]]:
     """What draws each picture, by its name."""
     methods = [name for name in METHODS if name not in SAME]
-    return {**{name: partial(timeline, name) for name in methods}, "bound": bound}
+    drawn = {**{name: partial(timeline, name) for name in methods}, "bound": bound}
+    return {**{f"methods/{name}": draw for name, draw in drawn.items()}, "sketch": sketch}
 
 
 def missing(name: str) -> str:
     """What this machine lacks to draw a picture, if anything."""
-    if name in ("auto", "bound", "exact") and library() is None:
+    if name in ("methods/auto", "methods/bound", "methods/exact") and library() is None:
         return "the compiled search"
-    return "highspy" if name == "exact" and util.find_spec("highspy") is None else ""
+    return "highspy" if name == "methods/exact" and util.find_spec("highspy") is None else ""
 
 
 def main() -> int:
@@ -235,7 +197,7 @@ def main() -> int:
     check = parser.parse_args().check
     stale = []
     for name, draw in pictures().items():
-        path = FOLDER / f"{name}.svg"
+        path = DOCS / f"{name}.svg"
         if lacks := missing(name):
             print(f"{name}: left as it is, {lacks} is not available here")
             continue

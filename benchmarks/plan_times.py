@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from drawing import DARK
 from lowtide.simulate import simulate
 from lowtide.solve import METHODS
 from lowtide.solve.keep_all import keep_all
@@ -88,6 +89,7 @@ def picture(lines: list[dict[str, Any]]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
         f'height="{HEIGHT}" font-family="sans-serif" font-size="12" fill="#333">',
+        DARK,
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
         *(vertical(across(x), f"{x:,.0f}") for x in across.ticks()),
         *(horizontal(up(y), f"{y:g}") for y in up.ticks()),

@@ -11,6 +11,8 @@ from html import escape
 from math import log10
 from typing import Any
 
+from drawing import DARK
+
 Row = dict[str, Any]
 
 WIDTH, HEIGHT, PANEL = 780, 420, 320
@@ -33,6 +35,7 @@ def picture(rows: Sequence[Row]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(title)}" font-family="system-ui,sans-serif" font-size="12" fill="{SOFT}">',
+        DARK,
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
         f'<text x="{LEFT}" y="24" font-size="15" font-weight="600" fill="{INK}">{escape(title)}</text>',
         *panel(mine, 0, "runs of the cell per step", lambda row: row["runs"] / row["steps"]),

@@ -1,4 +1,4 @@
-"""The pictures of the methods are those that the script draws, and can be shown anywhere."""
+"""The pictures of the methods and of sketches are those that the script draws, and can be shown anywhere."""
 
 import re
 import subprocess
@@ -12,7 +12,8 @@ from lowtide.solve import METHODS
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "benchmarks" / "pictures.py"
-PICTURES = sorted((ROOT / "docs" / "methods").glob("*.svg"))
+METHOD_PICTURES = sorted((ROOT / "docs" / "methods").glob("*.svg"))
+PICTURES = [*METHOD_PICTURES, ROOT / "docs" / "sketch.svg"]
 MOST_BYTES = 30_000
 
 
@@ -23,7 +24,7 @@ def test_pictures_are_up_to_date():
 
 
 def test_every_method_has_a_picture():
-    names = {picture.stem for picture in PICTURES}
+    names = {picture.stem for picture in METHOD_PICTURES}
     assert names == {"bound", *METHODS} - {"lower_sets_approximate"}
 
 
@@ -48,3 +49,18 @@ def test_nothing_is_drawn_outside_of_a_picture(picture):
         for x, y in re.findall(r"(-?[\d.]+),(-?[\d.]+)", path.get("d")):
             assert 0 <= float(x) <= width, path.get("class")
             assert 0 <= float(y) <= height, path.get("class")
+
+
+PAPERS = {
+    "Kusumoto": "methods/lower_sets.svg",
+    "Gruslys": "methods/sequence.svg",
+    "Bershatsky": "sketch.svg",
+    "Hong": "methods/chain.svg",
+}
+
+
+@pytest.mark.parametrize("author", PAPERS)
+def test_each_of_the_four_papers_has_its_picture_where_it_is_explained(author):
+    parts = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8").split("\n\n")
+    (place,) = [i for i, part in enumerate(parts) if f"]({PAPERS[author]})" in part]
+    assert f"({author} et al." in parts[place - 1]

@@ -3,7 +3,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -475,15 +474,3 @@ def test_short_text_is_bounded_and_can_be_written() -> None:
     assert short("a" * 90) == "a" * 90
     assert len(short("a" * 91)) == 90
     assert short("\ud800") == "?"
-
-
-def test_code_of_the_page_on_reports_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = (Path(__file__).parent.parent / "docs" / "report.md").read_text(encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", said, flags=re.DOTALL):
-        exec(compile(block, "report.md", "exec"), names)
-    plan = names["plan"]
-    assert isinstance(plan, Plan)
-    assert plan.timeline.again > 0
-    assert "measured behind" in (tmp_path / "plan.html").read_text(encoding="utf-8")

@@ -245,3 +245,15 @@ def test_kept_rows_and_bytes_of_a_choice():
     assert Choice("int8", 1.0).bytes(100, 64, torch.float32) == 100 * (64 + 8)
     assert Choice("int4", 1.0).bytes(101, 64, torch.float32) == 51 * 64 + 101 * 8
     assert Choice("int8", 1.0).is_exact(100, 1, torch.bfloat16)
+
+
+@pytest.mark.parametrize("rows", [35, 100])
+def test_rows_are_dealt_to_any_number_of_buckets(rows):
+    """Rows are added in blocks, and the last block may hold a turn and a part of one."""
+    x, g = layer(rows)
+    for k in range(1, rows):
+        seed = draw_seed(CPU)
+        turns = torch.zeros(rows, k, dtype=F64)
+        turns[torch.arange(rows), torch.arange(rows) % k] = signs(torch.arange(rows), seed, F64)
+        found = estimate(KINDS["strided"], x, g, k, seed=seed)
+        assert torch.allclose(found, (turns.t() @ g).t() @ (turns.t() @ x), atol=1e-12), k

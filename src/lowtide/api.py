@@ -45,9 +45,10 @@ def cap(
     that of the compiled buffers, and gradients agree with the same executor uncapped to the dtype's rounding.
     See `lowtide.options.Options` for the other options.
 
-    >>> model = cap(torch.nn.Linear(4, 4), "1MiB")
+    >>> import lowtide, torch
+    >>> model = lowtide.cap(torch.nn.Linear(4, 4), "1MiB")
     >>> model(torch.ones(2, 4)).sum().backward()
-    >>> plan_of(model).peak <= 2**20
+    >>> lowtide.plan_of(model).peak <= 2**20
     True
     """
     chosen = Options.make(budget, executor=executor, method=method, optimizer=optimizer, **options)
@@ -93,7 +94,13 @@ def _capped(model: Any) -> Capped | None:
 
 
 def uncap(model: F) -> F:
-    """Undo `cap`; returns the model, or the function that was wrapped."""
+    """Undo `cap`; returns the model, or the function that was wrapped.
+
+    >>> import lowtide, torch
+    >>> model = lowtide.cap(torch.nn.Linear(4, 4), "1MiB")
+    >>> lowtide.uncap(model) is model
+    True
+    """
     capped = _capped(model)
     if capped is None:
         raise LowtideError("this model is not capped: there is nothing to undo")
@@ -104,7 +111,16 @@ def uncap(model: F) -> F:
 
 
 def plan_of(model: Callable[..., Any]) -> Plan | None:
-    """The plan of a capped model's last training call; None before the first one."""
+    """The plan of a capped model's last training call; None before the first one.
+
+    >>> import lowtide, torch
+    >>> model = lowtide.cap(torch.nn.Linear(4, 4), "1MiB")
+    >>> print(lowtide.plan_of(model))
+    None
+    >>> model(torch.ones(2, 4)).sum().backward()
+    >>> lowtide.plan_of(model).peak
+    256
+    """
     capped = _capped(model)
     if capped is None:
         raise LowtideError("this model is not capped; lowtide.cap(model, budget) first")
@@ -126,8 +142,12 @@ def plan(
     its rates are used. A module on the meta device is planned as on the CPU. Without a budget the plan keeps
     everything. Keyword arguments of the step go into `kwargs`.
 
-    >>> plan(torch.nn.Linear(4, 4), torch.ones(2, 4)).peak
-    256
+    >>> import lowtide, torch
+    >>> model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
+    >>> lowtide.plan(model, torch.empty(512, 64)).peak
+    1705984
+    >>> lowtide.plan(model, torch.empty(512, 64), budget="1MiB").peak <= 2**20
+    True
     """
     chosen = Options.make(budget, prices=prices, **options)
     piece = Piece(chosen, target=None if device is None else str(device), only_plan=True)

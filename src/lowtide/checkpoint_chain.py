@@ -47,6 +47,11 @@ class CheckpointedChain(nn.Sequential):
 
     `segments` are what it runs, `peak` is the predicted peak of a step in bytes: parameters, buffers, the
     sample, the output, all activations and all gradients; `plain_peak` is that of the plain Sequential.
+
+    >>> import lowtide, torch
+    >>> layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+    >>> lowtide.checkpoint_chain(layers, torch.randn(100, 64), keep=[2]).indices
+    (0, 2, 4)
     """
 
     segments: tuple[Segment, ...] = ()
@@ -87,8 +92,10 @@ def checkpoint_chain(
     share is one of the plain peak) less is run again. `keep` names the kept outputs by hand: 0 is the
     sample, k the output of layer k - 1.
 
+    >>> import lowtide, torch
+    >>> from torch import nn
     >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(16)))
-    >>> chain = checkpoint_chain(model, torch.randn(1000, 64))
+    >>> chain = lowtide.checkpoint_chain(model, torch.randn(1000, 64))
     >>> chain.peak < chain.plain_peak / 2
     True
     """

@@ -19,17 +19,38 @@ from __future__ import annotations
 
 
 class LowtideError(Exception):
-    """The root of everything that Lowtide raises on purpose."""
+    """The root of everything that Lowtide raises on purpose.
+
+    >>> import lowtide
+    >>> try:
+    ...     lowtide.Plan.from_json("{}")
+    ... except lowtide.LowtideError as error:
+    ...     print(type(error).__name__)
+    FormatError
+    """
 
 
 class BudgetError(LowtideError, ValueError):
-    """A budget that cannot be read, or that the device does not have."""
+    """A budget that cannot be read, or that the device does not have.
+
+    >>> import lowtide, torch
+    >>> lowtide.cap(torch.nn.Linear(4, 4), "8 apples")
+    Traceback (most recent call last):
+    lowtide.errors.BudgetError: budget '8 apples' has the unknown unit 'apples'; ...
+    """
 
 
 class BudgetTooSmall(BudgetError):
     """No schedule was found under the budget.
 
     `budget` is what was asked, `smallest` the least peak that was found, `parts` where those bytes are.
+
+    >>> import lowtide, torch
+    >>> try:
+    ...     lowtide.plan(torch.nn.Linear(64, 64), torch.ones(100, 64), budget="1KiB")
+    ... except lowtide.BudgetTooSmall as error:
+    ...     print(error.smallest, error.parts["parameters"])
+    144640 16640
     """
 
     def __init__(
@@ -49,24 +70,52 @@ def _rebuild_too_small(message: str, budget: int, smallest: int, parts: dict[str
 
 
 class CaptureError(LowtideError):
-    """The training step could not be captured as a joint graph."""
+    """The training step could not be captured as a joint graph.
+
+    >>> import lowtide, torch
+    >>> try:
+    ...     lowtide.plan(lambda x: x[x > 0].sum(), torch.ones(8, requires_grad=True))
+    ... except lowtide.CaptureError as error:
+    ...     print(type(error).__name__)
+    GraphBreak
+    """
 
 
 class GraphBreak(CaptureError):
     """The step is more than one graph; the message names the user's line.
 
     `may_be_users` says that the capture failed where the step itself would raise an error.
+
+    >>> import lowtide, torch
+    >>> def step(x):
+    ...     print("here")
+    ...     return x.sum()
+    >>> lowtide.plan(step, torch.ones(8, requires_grad=True))
+    Traceback (most recent call last):
+    lowtide.errors.GraphBreak: the step is not one graph: torch cannot capture ...
     """
 
     may_be_users = False
 
 
 class NothingToTrain(CaptureError):
-    """No output of the step needs a gradient."""
+    """No output of the step needs a gradient.
+
+    >>> import lowtide, torch
+    >>> lowtide.plan(torch.nn.Linear(4, 4).requires_grad_(False), torch.ones(2, 4))
+    Traceback (most recent call last):
+    lowtide.errors.NothingToTrain: no output of the step depends on a parameter or input that ...
+    """
 
 
 class ScheduleError(LowtideError):
-    """A schedule that the simulator refuses; `step` is the index of the first bad one."""
+    """A schedule that the simulator refuses; `step` is the index of the first bad one.
+
+    >>> import lowtide
+    >>> lowtide.simulate(lowtide.Graph((), ()), lowtide.Schedule((lowtide.Run("mul"),), ()))
+    Traceback (most recent call last):
+    lowtide.errors.ScheduleError: step 0 (forward): runs 'mul', which is not an op of the graph
+    """
 
     def __init__(self, message: str, *, step: int | None = None) -> None:
         super().__init__(message)
@@ -74,12 +123,33 @@ class ScheduleError(LowtideError):
 
 
 class FormatError(LowtideError, ValueError):
-    """A malformed file; the message names the field."""
+    """A malformed file; the message names the field.
+
+    >>> import lowtide
+    >>> lowtide.Graph.from_json('{"lowtide": "graph"}')
+    Traceback (most recent call last):
+    lowtide.errors.FormatError: field "version": expected a whole number, found None
+    """
 
 
 class PlanMismatch(LowtideError):
-    """A plan that belongs to another model or to other shapes."""
+    """A plan that belongs to another model or to other shapes.
+
+    >>> import lowtide, torch
+    >>> plan = lowtide.plan(torch.nn.Linear(4, 4), torch.ones(3, 4), budget="1MiB")
+    >>> model = lowtide.cap(torch.nn.Linear(4, 4), plan=plan)
+    >>> model(torch.ones(2, 4))
+    Traceback (most recent call last):
+    lowtide.errors.PlanMismatch: the plan was made for another step: ...
+    """
 
 
 class UnsupportedBackward(LowtideError):
-    """A way of calling backward that a plan cannot serve."""
+    """A way of calling backward that a plan cannot serve.
+
+    >>> import lowtide, torch
+    >>> model = lowtide.cap(torch.nn.Linear(4, 4), "1MiB")
+    >>> model(torch.ones(2, 4)).sum().backward(retain_graph=True)
+    Traceback (most recent call last):
+    lowtide.errors.UnsupportedBackward: backward was called with retain_graph=True ...
+    """

@@ -54,7 +54,12 @@ PHASES = frozenset({"forward", "backward"})
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One storage: its name, its bytes as the allocator rounds them, and what it is."""
+    """One storage: its name, its bytes as the allocator rounds them, and what it is.
+
+    >>> from lowtide import Value
+    >>> Value("h", 4096, "activation").droppable
+    True
+    """
 
     name: str
     bytes: int
@@ -77,6 +82,11 @@ class Op:
     whose place the op may put what it writes: when one of them is dropped right behind a run, the written
     value takes no bytes of its own while the op runs.
     `module`, `source` and `target` are for people: the module path, the user's line, the operator's name.
+
+    >>> from lowtide import Op
+    >>> op = Op("mm_3", ("x", "w"), ("y",), seconds=1e-3, module="blocks.3.up", source="model.py:88")
+    >>> op.where
+    'blocks.3.up, model.py:88'
     """
 
     name: str
@@ -105,6 +115,12 @@ class Graph:
     `fixed` maps names of bands to bytes that are on the device during the whole step and that no value
     stands for (optimizer state, other models). `boundary` is what the caller is known to hold in addition
     between the forward and the backward (a loss computed outside of the captured step).
+
+    >>> from lowtide import Graph, Op, Value
+    >>> values = Value("x", 4, "input"), Value("w", 4, "parameter"), Value("y", 4, "output")
+    >>> graph = Graph((Op("mul", ("x", "w"), ("y",), seconds=1.0),), values)
+    >>> Graph.from_json(graph.to_json()) == graph
+    True
     """
 
     ops: tuple[Op, ...]

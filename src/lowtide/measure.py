@@ -24,7 +24,13 @@ __all__ = ["Measurement", "measure"]
 
 
 class Measurement(NamedTuple):
-    """What a step took."""
+    """What a step took: peak bytes and seconds.
+
+    >>> import lowtide, torch
+    >>> peak, seconds = lowtide.measure(lambda: torch.ones(1000).sum(), device="cpu")
+    >>> peak
+    4004
+    """
 
     peak: int
     seconds: float
@@ -42,8 +48,9 @@ def measure(
     everything that is allocated counts anyway. The device is CUDA where tensors are on one, else the CPU.
     On CUDA the allocator's peak statistics are reset.
 
+    >>> import lowtide, torch
     >>> w = torch.ones(1000, requires_grad=True)
-    >>> measure(lambda: (w * 2).sum().backward(), device="cpu").peak
+    >>> lowtide.measure(lambda: (w * 2).sum().backward(), device="cpu").peak
     8008
     """
     where = _default_device() if device is None else torch.device(device)

@@ -37,6 +37,9 @@ class Options:
     - `allow_breaks`: plan the pieces of a step that is not one graph, each by itself.
     - `plan`: a plan to follow instead of making one.
     - `max_plans`: how many shapes to keep plans for.
+
+    >>> import lowtide, torch
+    >>> model = lowtide.cap(torch.nn.Linear(4, 4), "1MiB", prices="roofline", differentiate="all")
     """
 
     budget: Budget | None = None

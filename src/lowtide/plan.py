@@ -52,6 +52,12 @@ class Plan:
     `sketched` are the layers that keep a sketch of their input by this plan's choice; layers that always do
     are not among them. `trimmed` are those that could keep a sketch and keep only some rows of their input,
     since no other rows get a gradient: they are exact.
+
+    >>> import lowtide, torch
+    >>> model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
+    >>> plan = lowtide.plan(model, torch.empty(512, 64), budget="1MiB")
+    >>> plan.uncapped.peak, plan.peak <= plan.budget, plan.method
+    (1705984, True, 'auto')
     """
 
     graph: Graph

@@ -16,14 +16,24 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run an op, for the first time or again."""
+    """Run an op, for the first time or again.
+
+    >>> import lowtide
+    >>> lowtide.Run("mm_3")
+    Run(op='mm_3')
+    """
 
     op: str
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Free a value."""
+    """Free a value.
+
+    >>> import lowtide
+    >>> lowtide.Drop("y")
+    Drop(value='y')
+    """
 
     value: str
 
@@ -33,7 +43,13 @@ Step: TypeAlias = Run | Drop
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What the forward does and what the backward does, step by step."""
+    """What the forward does and what the backward does, step by step.
+
+    >>> from lowtide import Drop, Run, Schedule
+    >>> schedule = Schedule((Run("up"), Drop("x")), (Run("up"), Run("up_backward")))
+    >>> [step.op for step in schedule.steps if isinstance(step, Run)]
+    ['up', 'up', 'up_backward']
+    """
 
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]

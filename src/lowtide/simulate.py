@@ -42,6 +42,11 @@ class Timeline:
     `resident[i]` is the number of bytes while step i runs (its outputs and workspace included), or after it
     when it drops a value. `boundary` is the number of forward steps, `peak` the largest resident number or
     the one between forward and backward, `seconds` the time of all runs, `again` that of repeated runs.
+
+    >>> import lowtide, torch
+    >>> timeline = lowtide.plan(torch.nn.Linear(4, 4), torch.ones(2, 4)).timeline
+    >>> timeline.peak, timeline.resident[timeline.peak_step], timeline.again
+    (256, 256, 0.0)
     """
 
     resident: tuple[int, ...]
@@ -105,7 +110,14 @@ class Timeline:
 
 
 def simulate(graph: Graph, schedule: Schedule) -> Timeline:
-    """Judge a schedule: its timeline, or `ScheduleError` naming the first bad step."""
+    """Judge a schedule: its timeline, or `ScheduleError` naming the first bad step.
+
+    >>> from lowtide import Graph, Op, Run, Schedule, Value, simulate
+    >>> values = Value("x", 4, "input"), Value("w", 4, "parameter"), Value("y", 4, "output")
+    >>> graph = Graph((Op("mul", ("x", "w"), ("y",), seconds=1.0),), values)
+    >>> simulate(graph, Schedule((Run("mul"),), ())).peak
+    12
+    """
     machine = _Machine(graph, schedule)
     for step in schedule.forward:
         machine.take(step)

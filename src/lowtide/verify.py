@@ -38,6 +38,11 @@ class Verification:
     `different` are the tensors that differ from plain PyTorch, `different_uncapped` those that differ from
     the same captured step keeping everything, `unstable` those in which plain PyTorch differs from itself.
     Of a `compiled` step both are those that differ from the same executor keeping everything.
+
+    >>> import lowtide, torch
+    >>> found = lowtide.verify(torch.nn.Linear(4, 4), torch.ones(2, 4), budget="min")
+    >>> found.ok, found.predicted == found.measured
+    (True, True)
     """
 
     plan: Plan
@@ -130,8 +135,10 @@ def verify(
     or all outputs with made-up gradients where there is no scalar. Of a plain function, the modules that it
     holds in its closure, its globals or as its owner are compared and put back.
 
-    >>> bool(verify(torch.nn.Linear(4, 4), torch.ones(2, 4), budget="min"))
-    True
+    >>> import lowtide, torch
+    >>> print(lowtide.verify(torch.nn.Linear(4, 4), torch.ones(2, 4), budget="min"))
+    verified: yes
+    ...
     """
     if loss is None:
         options.setdefault("outside", 0)  # the made-up loss holds nothing

@@ -28,7 +28,19 @@ AHEAD = 4
 
 @dataclass(frozen=True)
 class Watched:
-    """What a step took: peak bytes, seconds (while watched), and the bytes behind each run that was seen."""
+    """What a step took: peak bytes, seconds (while watched), and the bytes behind each run that was seen.
+
+    `points` are bytes by the index of the run in the plan's schedule.
+
+    >>> import lowtide, torch
+    >>> model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    >>> step = lowtide.cap(lambda x: model(x).sum(), "1MiB")
+    >>> step(x).backward()
+    >>> model.zero_grad()
+    >>> seen = lowtide.watch(lambda: step(x).backward(), lowtide.plan_of(step))
+    >>> seen.peak == lowtide.plan_of(step).peak
+    True
+    """
 
     peak: int
     seconds: float
@@ -40,10 +52,11 @@ def watch(step: Callable[[], Any], plan: Plan, *, resident: Iterable[torch.Tenso
 
     On the CPU `resident` are tensors that are there all along and that the step may not touch.
 
-    >>> from lowtide import cap, plan_of
-    >>> model, x = cap(torch.nn.Linear(4, 4), "1MiB"), torch.ones(2, 4)
+    >>> import lowtide, torch
+    >>> model, x = lowtide.cap(torch.nn.Linear(4, 4), "1MiB"), torch.ones(2, 4)
     >>> model(x).sum().backward()
-    >>> len(watch(lambda: model(x).sum().backward(), plan_of(model)).points)
+    >>> seen = lowtide.watch(lambda: model(x).sum().backward(), lowtide.plan_of(model))
+    >>> len(seen.points)
     3
     """
     on_cuda = plan.graph.device.partition(":")[0] == "cuda"

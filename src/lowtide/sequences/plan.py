@@ -48,6 +48,12 @@ class ScanPlan:
     `slots` is the most carries that are kept at once, beside the start. `peak` is the most bytes that the
     scan holds, `keep_all` what it would hold if every step were kept recorded; both are None where only slots
     were asked for and nothing was measured. With `graphs` each chunk is launched as one CUDA graph.
+
+    >>> import lowtide, torch
+    >>> xs = torch.ones(100, 8, requires_grad=True)
+    >>> plan = lowtide.scan_plan(lambda h, x: (torch.tanh(h + x), h), torch.zeros(8), xs, slots=5)
+    >>> plan.steps, plan.slots, plan.forward_count
+    (100, 4, 416)
     """
 
     steps: int

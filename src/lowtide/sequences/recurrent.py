@@ -47,7 +47,8 @@ class Recurrent(nn.Module):
     Dropout between layers is drawn block by block, so its masks are other ones than those of the wrapped
     module, and depend on `chunk`; those of a bidirectional stack are drawn for all steps at once.
 
-    >>> rnn = Recurrent(nn.LSTM(8, 16), budget="min")
+    >>> import lowtide, torch
+    >>> rnn = lowtide.Recurrent(torch.nn.LSTM(8, 16), budget="min")
     >>> output, (h, c) = rnn(torch.randn(100, 4, 8))
     >>> output.sum().backward()
     """

@@ -70,10 +70,14 @@ def scan(
     `parameters` names tensors that need gradients and that the cell reads, but not in its first step;
     `random=True` says that it draws random numbers, but none in its first step.
 
+    >>> import lowtide, torch
     >>> decay = torch.tensor(0.5, requires_grad=True)
-    >>> carry, total = scan(lambda h, x: (decay * h + x, h), torch.zeros(()), torch.ones(9), slots=2,
-    ...                     reduce="sum")
+    >>> def cell(h, x):
+    ...     return decay * h + x, h
+    >>> carry, total = lowtide.scan(cell, torch.zeros(()), torch.ones(9), slots=2, reduce="sum")
     >>> total.backward()
+    >>> round(decay.grad.item(), 3)
+    20.172
     """
     asked = _Asked(cell, init, xs, length, reduce, reverse, lengths, chunk, graphs)
     if (budget is None and slots is None) or not torch.is_grad_enabled():
@@ -114,8 +118,9 @@ def scan_plan(
 
     One unit runs forward and backward to measure its bytes; random state and gradients stay as they were.
 
+    >>> import lowtide, torch
     >>> xs = torch.ones(100, 8, requires_grad=True)
-    >>> plan = scan_plan(lambda h, x: (torch.tanh(h + x), h), torch.zeros(8), xs, budget="20%")
+    >>> plan = lowtide.scan_plan(lambda h, x: (torch.tanh(h + x), h), torch.zeros(8), xs, budget="20%")
     >>> plan.peak <= 0.2 * plan.keep_all
     True
     """

@@ -71,10 +71,12 @@ def while_scan(
     gradients of all these. A share such as "5%" is not served, as nobody knows of what. With neither,
     everything is kept and autograd sees a plain loop. `parameters` and `random` are those of `scan`.
 
+    >>> import lowtide, torch
     >>> a = torch.tensor(2.0, requires_grad=True)
     >>> def newton(x, _):
     ...     return (x + a / x) / 2, None
-    >>> root, _ = while_scan(newton, torch.tensor(1.0), lambda x: (x * x - a).abs() > 1e-6, slots=3)
+    >>> start = torch.tensor(1.0)
+    >>> root, _ = lowtide.while_scan(newton, start, lambda x: (x * x - a).abs() > 1e-6, slots=3)
     >>> root.backward()
     >>> round(a.grad.item(), 4)
     0.3536

@@ -61,7 +61,13 @@ class LayerNoise:
 
 @dataclass(frozen=True)
 class Noise:
-    """What `noise` found, layer by layer; prints as a table. `at` is the ratio that rates are given for."""
+    """What `noise` found, layer by layer; prints as a table. `at` is the ratio that rates are given for.
+
+    >>> import lowtide, torch
+    >>> found = lowtide.noise(torch.nn.Linear(64, 8), torch.randn(100, 64), rate=0.1)
+    >>> found.saved
+    22976
+    """
 
     layers: tuple[LayerNoise, ...]
     at: float
@@ -113,7 +119,8 @@ def noise(
     The step keeps every layer's input, as without sketches. Gradients, buffers and random state are as they
     were.
 
-    >>> found = noise(nn.Linear(64, 8), torch.randn(100, 64), rate=0.1)
+    >>> import lowtide, torch
+    >>> found = lowtide.noise(torch.nn.Linear(64, 8), torch.randn(100, 64), rate=0.1)
     >>> found.layers[0].rows, found.layers[0].kept
     (100, 2624)
     """

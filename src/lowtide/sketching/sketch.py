@@ -66,7 +66,8 @@ def sketch(
 
     Other layers may be sketched by another call, with other options.
 
-    >>> model = sketch(nn.Linear(64, 8), rate=0.1)
+    >>> import lowtide, torch
+    >>> model = lowtide.sketch(torch.nn.Linear(64, 8), rate=0.1)
     >>> model(torch.randn(100, 64)).sum().backward()
     >>> model.weight.grad.shape
     torch.Size([8, 64])
@@ -103,7 +104,13 @@ def sketch(
 
 
 def unsketch(model: M) -> M:
-    """Undo `sketch`, in all layers of the model; returns the model."""
+    """Undo `sketch`, in all layers of the model; returns the model.
+
+    >>> import lowtide, torch
+    >>> model = lowtide.sketch(torch.nn.Linear(64, 8), rate=0.1)
+    >>> lowtide.unsketch(model) is model
+    True
+    """
     refuse_compiled(model)
     found = [part for part in model.modules() if is_sketched(part)]
     if not found:

@@ -75,7 +75,7 @@ def _deal(total: torch.Tensor, part: torch.Tensor, factors: torch.Tensor) -> Non
     """Add rows to the buckets: whole turns at once, then what is left."""
     k, features = total.shape
     whole = part.shape[0] // k * k
-    if whole > k:
+    if part.shape[0] > k:
         total += (part[:whole] * factors[:whole]).view(-1, k, features).sum(0)
         part, factors = part[whole:], factors[whole:]
     rest = part.shape[0]

@@ -4,6 +4,12 @@ A method returns the best schedule it found under the budget; where it found non
 the smallest peak, and the caller turns that into an error that says what is possible. A budget of 0 therefore
 asks for the smallest peak. The folders `sequence`, `chain`, `lower_sets` and `rotor` also hold their papers'
 algorithms on plain numbers; `bound` proves how far from the optimum a plan can be.
+
+>>> import lowtide
+>>> lowtide.solve.sequence.forward_count(1000, 50)  # runs of a step, for 1000 of them and 50 slots
+2948
+>>> sorted(lowtide.solve.METHODS)[:4]
+['auto', 'chain', 'exact', 'keep_all']
 """
 
 from __future__ import annotations
