@@ -64,7 +64,7 @@ def examples(setting: Setting, task: str, split: str) -> Examples:
 
 @cache
 def fuse_dense_sketches() -> None:
-    """Make the matrices of dense sketches in one kernel each and in few parts; else they take all the time."""
+    """Make the matrices of dense sketches in one kernel each and in few parts, or they take all the time."""
     dense._BLOCK = 2**23
     for kind in (dense.Gaussian, dense.Rademacher):
         kind.block = torch.compile(kind.block, dynamic=True)  # type: ignore[method-assign]

@@ -1,8 +1,8 @@
 """What a fused loop computes: the instructions that its elements take.
 
 Most loops wait for memory, so that what they compute costs nothing. But memory brings an element of two bytes
-in the time of a dozen instructions, and an error function takes two dozens, a random number about a
-hundred: a loop with one of these is as slow as its arithmetic.
+in the time of a dozen instructions, and an error function takes two dozens, a random number
+eighty: a loop with one of these is as slow as its arithmetic.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ PER_BYTE = 6.5
 """Instructions that a device starts in the time that memory takes for a byte; 5 to 10 on common ones."""
 
 INSTRUCTIONS = {
-    "prims.inductor_random": 100,
-    "prims.inductor_randint": 100,
+    "prims.inductor_random": 80,
+    "prims.inductor_randint": 80,
     "aten.pow": 66,
     "aten.sin": 22,
     "aten.cos": 23,
@@ -32,10 +32,10 @@ INSTRUCTIONS = {
     "aten.log1p": 19,
     "aten.expm1": 23,
     "aten.exp": 9,
-    "aten.div": 10,
-    "aten.reciprocal": 10,
-    "aten.sqrt": 10,
-    "aten.rsqrt": 10,
+    "aten.div": 7,
+    "aten.reciprocal": 7,
+    "aten.sqrt": 8,
+    "aten.rsqrt": 6,
 }
 """Per element, where there are more than one or two; measured by benchmarks/loops.py."""
 

@@ -8,12 +8,13 @@ behind the other; scans on different streams, which may run at the same time, sh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, TypeAlias
 
 import torch
 
+from .._torch import private
 from ..replay import generator_of
 
 __all__ = ["Replay", "captured", "may_capture", "warm"]
@@ -41,8 +42,16 @@ def captured(body: Callable[[], None], device: torch.device) -> Replay:
                 graph.capture_end()
     except BaseException:
         generator.graphsafe_set_state(untouched)  # the other one may wait for the end of a capture for ever
+        _leave(pool, device)
         raise
     return graph.replay
+
+
+def _leave(pool: Any, device: torch.device) -> None:
+    """Let a pool be used again: a capture that could not end leaves it open, and would bar the next one."""
+    number = torch.cuda.current_device() if device.index is None else device.index
+    with suppress(RuntimeError):  # it was left
+        private("leave_pool")(number, pool)
 
 
 def warm(body: Callable[[], None], device: torch.device) -> None:
