@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ def fixed_bands(graph: Graph, device: torch.device, optimizer: Any, *, present: 
     held, coming = optimizer_bytes(optimizer, device) if optimizer is not None else (0, 0)
     bands = {"optimizer": held + coming}
     if present and device.type == "cuda":
+        gc.collect()  # tensors that only a cycle of objects holds may be gone before the step
         bands["other"] = max(torch.cuda.memory_allocated(device) - graph.given_bytes - held, 0)
     return {name: size for name, size in bands.items() if size}
 
