@@ -27,6 +27,7 @@ from .fuse import fuse
 from .graph import Graph
 from .lift import Lifted, lift
 from .lower import Pair, lower
+from .notes import notes_on
 from .options import Options
 from .plan import Plan, make_plan
 from .resident import fixed_bands
@@ -225,7 +226,7 @@ class Piece:
             memory=self.memory(),
             free=free,
             spare=self.spare,
-            notes=self.notes(),
+            notes=tuple(notes_on(self.trace, self.lifted.graph, self.options, self.target, self.sketches)),
         )
         if self.sketches is not None:
             made = replace(made, sketched=self.sketches.layers, trimmed=self.sketches.exact)
@@ -251,25 +252,6 @@ class Piece:
             if budget is not None and budget.share is not None:
                 return self.sketches.whole  # with a sketch, too, a share is one of the exact step
         return found
-
-    def notes(self) -> tuple[str, ...]:
-        assert self.trace is not None
-        notes = []
-        if any(node.meta["val"].numel() > 1 for node in self.trace.expected):
-            notes.append(
-                "the loss is computed outside of the captured step: the prediction sets bytes aside for it "
-                "but does not know it (put it inside, or name its bytes with outside=)"
-            )
-        if self.target is not None:
-            notes.append(
-                f"planned for {self.target} from a trace on {self.trace.device}: attention and "
-                "normalisation appear as they run here"
-            )
-        if self.options.allow_breaks:
-            notes.append("the step may have graph breaks: the promise covers each captured piece by itself")
-        if self.sketches is not None:
-            notes.append(str(self.sketches))
-        return tuple(notes)
 
     def compile_forward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
         return compile_graph(self.with_constants(module), "forward")
