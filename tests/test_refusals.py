@@ -1,6 +1,7 @@
 """Bad input: a message that says what was asked and what is possible, and nothing lost."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -120,3 +121,21 @@ def test_verify_refuses_a_capped_model_and_an_idle_one(model, x):
 def test_optimizer_that_is_none(model, x):
     with pytest.raises(lowtide.LowtideError, match="Optimizer"):
         lowtide.plan(model, x, optimizer="adam")
+
+
+@pytest.mark.parametrize(
+    ("batch", "kwargs", "said"),
+    [
+        ((), {}, "WithLoss.forward(x, scale) cannot be called with (): missing a required argument: 'x'"),
+        ((1, 2, "60%"), {}, "cannot be called with (int, int, str): too many positional arguments"),
+        ((1,), {"labels": 2}, "cannot be called with (int, labels=): got an unexpected keyword argument"),
+    ],
+)
+def test_a_batch_that_the_model_does_not_take(model, batch, kwargs, said):
+    with pytest.raises(lowtide.CaptureError, match=re.escape(said)):
+        lowtide.plan(model, *batch, kwargs=kwargs)
+
+
+def test_an_argument_of_the_model_given_as_an_option(model, x):
+    with pytest.raises(lowtide.LowtideError, match=re.escape('kwargs={"x": ...}')):
+        lowtide.plan(model, x=x)

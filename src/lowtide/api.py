@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ from ._torch import capture_settings, private
 from .breaks import clear_errors
 from .capped import Capped, fresh
 from .capture import Captured, Piece, capturing
-from .errors import CaptureError, LowtideError
+from .errors import CaptureError, GraphBreak, LowtideError
 from .meta import fakes_for_meta
 from .options import Options
 from .plan import Plan
@@ -171,6 +172,34 @@ def plan(
     except private("BackendCompilerFailed") as error:
         if not isinstance(error.inner_exception, Captured):
             raise
+    except GraphBreak as error:
+        if error.may_be_users:
+            _must_fit(model, batch, kwargs or {})
+        raise
     if piece.plan is None:
         raise CaptureError("torch captured no graph: the step has no tensor operation")
     return piece.plan if piece.plan.budget is None else piece.plan.with_bound()
+
+
+def _must_fit(model: Callable[..., Any], batch: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a batch that the model cannot be called with; a capped call raises Python's own error."""
+    function = getattr(model, "forward", model)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some callables do not tell what they take
+        return
+    try:
+        signature.bind(*batch, **kwargs)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", type(model).__name__)
+        given = ", ".join([*(type(each).__name__ for each in batch), *(f"{key}=" for key in kwargs)])
+        raise CaptureError(
+            f"{name}({_shown(signature)}) cannot be called with ({given}): {error}. A step is "
+            "model(*batch, **kwargs): a tuple or a dict counts as one argument unless it is unpacked, and "
+            "named arguments go into kwargs={...}"
+        ) from None
+
+
+def _shown(signature: inspect.Signature, most: int = 6) -> str:
+    names = list(signature.parameters)
+    return ", ".join(names if len(names) <= most else [*names[:most], "..."])
