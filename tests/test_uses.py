@@ -274,3 +274,13 @@ def test_sparse_gradients_are_refused():
     lowtide.cap(model, "1MiB")
     with pytest.raises(lowtide.CaptureError, match="sparse=False"):
         model(torch.tensor([1, 2]))
+
+
+def test_plan_of_a_model_in_eval_mode_says_so():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout())
+    training, idle = lowtide.plan(model, torch.ones(4, 8)), lowtide.plan(model.eval(), torch.ones(4, 8))
+    assert len(idle.graph.ops) < len(training.graph.ops)
+    assert [note for note in idle.notes if note not in training.notes] == [
+        "the model is in eval mode: dropout and BatchNorm are planned as they run there; model.train() "
+        "first, for the step that trains"
+    ]

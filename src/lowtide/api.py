@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -178,7 +179,17 @@ def plan(
         raise
     if piece.plan is None:
         raise CaptureError("torch captured no graph: the step has no tensor operation")
-    return piece.plan if piece.plan.budget is None else piece.plan.with_bound()
+    made = piece.plan if piece.plan.budget is None else piece.plan.with_bound()
+    return replace(made, notes=(*made.notes, *_note_on_eval(model)))
+
+
+def _note_on_eval(model: Callable[..., Any]) -> tuple[str, ...]:
+    if not isinstance(model, torch.nn.Module) or model.training:
+        return ()
+    return (
+        "the model is in eval mode: dropout and BatchNorm are planned as they run there; model.train() "
+        "first, for the step that trains",
+    )
 
 
 def _must_fit(model: Callable[..., Any], batch: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
