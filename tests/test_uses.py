@@ -284,3 +284,22 @@ def test_plan_of_a_model_in_eval_mode_says_so():
         "the model is in eval mode: dropout and BatchNorm are planned as they run there; model.train() "
         "first, for the step that trains"
     ]
+
+
+def test_verify_of_a_model_that_computes_otherwise_when_it_is_captured(capfd):
+    class Other(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x) * (1 / 3) if torch.compiler.is_compiling() else layer(x) / 3
+            return x.pow(2).sum()
+
+    found = lowtide.verify(Other(), torch.randn(16, 8), budget="min")
+    assert not found.equal
+    assert found.exact
+    assert "a branch of the model for torch.compile" in str(found)
+    assert f"differs: {len(found.different) - 10} others" in str(found)
+    assert "nothing to do" not in capfd.readouterr().err

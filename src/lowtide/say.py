@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 from .plan import Plan
 from .units import format_bytes
 
-__all__ = ["log", "say_once", "say_plan"]
+__all__ = ["log", "say_once", "say_plan", "silence"]
 
 log = logging.getLogger("lowtide")
 
@@ -43,3 +45,14 @@ def say_plan(plan: Plan) -> None:
 def say_once(text: str) -> None:
     """A line that is not said again."""
     log.info(text)
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Say nothing of plans that nobody asked for."""
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
