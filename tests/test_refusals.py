@@ -139,3 +139,19 @@ def test_a_batch_that_the_model_does_not_take(model, batch, kwargs, said):
 def test_an_argument_of_the_model_given_as_an_option(model, x):
     with pytest.raises(lowtide.LowtideError, match=re.escape('kwargs={"x": ...}')):
         lowtide.plan(model, x=x)
+
+
+def test_branch_on_a_number_taken_from_a_tensor(x):
+    def step(weight):
+        return weight.sum() if weight.sum().item() > 0 else weight.prod()
+
+    with pytest.raises(
+        lowtide.GraphBreak, match=r"test_refusals\.py:\d+: .*\(data-dependent branching: "
+    ) as caught:
+        lowtide.plan(step, x.requires_grad_())
+    assert "_check" not in str(caught.value)
+
+
+def test_recurrent_layers_name_their_tool():
+    with pytest.raises(lowtide.GraphBreak, match=r"lowtide\.Recurrent caps such a layer"):
+        lowtide.plan(torch.nn.LSTM(4, 4), torch.randn(3, 2, 4))
