@@ -155,3 +155,11 @@ def test_branch_on_a_number_taken_from_a_tensor(x):
 def test_recurrent_layers_name_their_tool():
     with pytest.raises(lowtide.GraphBreak, match=r"lowtide\.Recurrent caps such a layer"):
         lowtide.plan(torch.nn.LSTM(4, 4), torch.randn(3, 2, 4))
+
+
+def test_budget_without_its_unit(model, x):
+    with pytest.raises(lowtide.BudgetTooSmall, match='Is a unit missing, as in "50GiB" or "50%"'):
+        lowtide.plan(model, x, budget=50)
+    with pytest.raises(lowtide.BudgetTooSmall) as caught:
+        lowtide.plan(model, x, budget="20KiB")
+    assert "unit" not in str(caught.value)
