@@ -163,3 +163,10 @@ def test_budget_without_its_unit(model, x):
     with pytest.raises(lowtide.BudgetTooSmall) as caught:
         lowtide.plan(model, x, budget="20KiB")
     assert "unit" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_written_is_named_as_it_was_asked_for(model, x, tmp_path):
+    place = tmp_path / "absent" / "plan.html"
+    with pytest.raises(FileNotFoundError) as caught:
+        lowtide.plan(model, x).report(place)
+    assert caught.value.filename == str(place)
