@@ -18,6 +18,7 @@ from .errors import CaptureError, GraphBreak, LowtideError
 from .meta import fakes_for_meta
 from .options import Options
 from .plan import Plan
+from .say import planning
 from .sketching.marker import leaving_marks
 from .units import Budget
 
@@ -162,6 +163,7 @@ def plan(
     try:
         with (
             capturing,
+            planning(),
             clear_errors(),
             capture_settings(),
             leaving_marks(),

@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from typing import Any
 
 from .plan import Plan
+from .progress import waiting
 from .units import format_bytes
 
-__all__ = ["log", "say_once", "say_plan", "silence"]
+__all__ = ["log", "planning", "say_once", "say_plan", "silence"]
 
 log = logging.getLogger("lowtide")
 
@@ -23,6 +26,13 @@ if not log.handlers:
     log.addHandler(_handler)
     log.setLevel(logging.INFO)
     log.propagate = False
+
+
+def planning() -> AbstractContextManager[Any]:
+    """A sign of life on a terminal while a step is captured and planned, gone when that is done."""
+    if not log.isEnabledFor(logging.INFO):
+        return nullcontext()
+    return waiting("lowtide: planning this step", stream=sys.stderr)
 
 
 def say_plan(plan: Plan) -> None:
