@@ -445,7 +445,7 @@ def test_what_is_no_graph_file_is_refused(shell: Shell, tmp_path: Path, verb: tu
         "absent.json": "cannot read absent.json: No such file",
         ".": "cannot read .: Is a directory",
         "text.json": "text.json: not a graph file",
-        "other.json": "other.json: field \"lowtide\": expected 'graph', found 'plan'",
+        "other.json": "other.json: it is a plan: lowtide report shows it",
         "bytes.json": "bytes.json: not a graph file: it is not UTF-8 text",
         "bad.json": "bad.json: values[4] (f2): the name is used twice",
     }.items():
