@@ -3,7 +3,7 @@
 python examples/fine_tune.py
 
 The weights are random ones from a config, so that nothing is downloaded; with a checkpoint of your own, write
-`AutoModelForSequenceClassification.from_pretrained(...)` instead.
+`AutoModelForSequenceClassification.from_pretrained(...).train()` instead: it comes in eval mode.
 """
 
 import torch

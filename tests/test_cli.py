@@ -305,6 +305,30 @@ class OneDict(nn.Module):
 
 def one_dict():
     return OneDict(), {"x": torch.ones(4, 8)}
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = model
+
+    def forward(self, x, y):
+        return (self.inner(x) - y).sum()
+
+class OneTuple(Pair):
+    def forward(self, batch):
+        return super().forward(*batch)
+
+def pair(model=Pair):
+    return model(), (torch.ones(4, 8), torch.ones(4, 1))
+
+def pair_from_a_loader():
+    return Pair(), [torch.ones(4, 8), torch.ones(4, 1)]
+
+def one_tuple():
+    return pair(OneTuple)
+
+def half():
+    return Pair(), torch.ones(4, 8)
 """
 
 
@@ -346,10 +370,11 @@ def test_capture_of_a_file_in_another_folder(shell: Shell, tmp_path: Path) -> No
     assert Graph.from_json(out).device == "H200"
 
 
-@pytest.mark.parametrize(("step", "inputs"), [("named", 2), ("by_name", 2), ("one_dict", 1)])
-def test_capture_with_keyword_arguments_and_dicts(
-    shell: Shell, model_file: Path, step: str, inputs: int
-) -> None:
+@pytest.mark.parametrize(
+    ("step", "inputs"),
+    [("named", 2), ("by_name", 2), ("one_dict", 1), ("pair", 2), ("pair_from_a_loader", 2), ("one_tuple", 2)],
+)
+def test_capture_of_what_a_step_can_return(shell: Shell, model_file: Path, step: str, inputs: int) -> None:
     assert shell("capture", f"{model_file}:{step}", "-o", "m.json")[0] == 0
     graph = Graph.from_json(Path("m.json").read_text(encoding="utf-8"))
     assert sum(value.kind == "input" for value in graph.values) == inputs
@@ -362,9 +387,9 @@ def test_capture_with_keyword_arguments_and_dicts(
         (":plain", "MODULE:FUNCTION"),
         ("small_model:", "MODULE:FUNCTION"),
         ("no_such_module:step", "cannot import 'no_such_module': ModuleNotFoundError"),
-        ("no_such_file.py:step", "cannot import 'no_such_file.py': FileNotFoundError"),
+        ("no_such_file.py:step", "there is no file 'no_such_file.py', seen from "),
         ("g.json:step", "cannot import 'g.json'"),
-        ("small_model:absent", "has no function 'absent'"),
+        ("small_model:absent", "has no function 'absent'; it has plain, named, neither, "),
         ("small_model:number", "has no function 'number'"),
         ("small_model:neither", "must return a tuple: model, *batch"),
         ("small_model:neither", "it returned Sequential"),
@@ -379,6 +404,10 @@ def test_capture_with_keyword_arguments_and_dicts(
         ("small_model:odd", "small_model.py:45)"),
         ("small_model:branch", "the step is not one graph"),
         ("small_model:untrained", "gradient"),
+        (
+            "small_model:half",
+            "Pair.forward(x, y) cannot be called with (Tensor): missing a required argument: 'y'",
+        ),
     ],
 )
 def test_capture_refuses(shell: Shell, model_file: Path, step: str, said: str) -> None:
@@ -416,7 +445,7 @@ def test_what_is_no_graph_file_is_refused(shell: Shell, tmp_path: Path, verb: tu
         "absent.json": "cannot read absent.json: No such file",
         ".": "cannot read .: Is a directory",
         "text.json": "text.json: not a graph file",
-        "other.json": "other.json: field \"lowtide\": expected 'graph', found 'plan'",
+        "other.json": "other.json: it is a plan: lowtide report shows it",
         "bytes.json": "bytes.json: not a graph file: it is not UTF-8 text",
         "bad.json": "bad.json: values[4] (f2): the name is used twice",
     }.items():

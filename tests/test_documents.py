@@ -94,9 +94,11 @@ def of_the_readme():
         def forward(self, x, y):
             return nn.functional.mse_loss(super().forward(x), y)
 
+    model = Model(4, 4)
     return {
         "nn": nn,
-        "model": Model(4, 4),
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters()),
         "x": torch.ones(2, 4),
         "y": torch.zeros(2, 4),
         "cell": lambda carry, x: (torch.tanh(carry + x), carry.mean()),

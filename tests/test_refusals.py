@@ -1,6 +1,7 @@
 """Bad input: a message that says what was asked and what is possible, and nothing lost."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -120,3 +121,52 @@ def test_verify_refuses_a_capped_model_and_an_idle_one(model, x):
 def test_optimizer_that_is_none(model, x):
     with pytest.raises(lowtide.LowtideError, match="Optimizer"):
         lowtide.plan(model, x, optimizer="adam")
+
+
+@pytest.mark.parametrize(
+    ("batch", "kwargs", "said"),
+    [
+        ((), {}, "WithLoss.forward(x, scale) cannot be called with (): missing a required argument: 'x'"),
+        ((1, 2, "60%"), {}, "cannot be called with (int, int, str): too many positional arguments"),
+        ((1,), {"labels": 2}, "cannot be called with (int, labels=): got an unexpected keyword argument"),
+    ],
+)
+def test_a_batch_that_the_model_does_not_take(model, batch, kwargs, said):
+    with pytest.raises(lowtide.CaptureError, match=re.escape(said)):
+        lowtide.plan(model, *batch, kwargs=kwargs)
+
+
+def test_an_argument_of_the_model_given_as_an_option(model, x):
+    with pytest.raises(lowtide.LowtideError, match=re.escape('kwargs={"x": ...}')):
+        lowtide.plan(model, x=x)
+
+
+def test_branch_on_a_number_taken_from_a_tensor(x):
+    def step(weight):
+        return weight.sum() if weight.sum().item() > 0 else weight.prod()
+
+    with pytest.raises(
+        lowtide.GraphBreak, match=r"test_refusals\.py:\d+: .*\(data-dependent branching: "
+    ) as caught:
+        lowtide.plan(step, x.requires_grad_())
+    assert "_check" not in str(caught.value)
+
+
+def test_recurrent_layers_name_their_tool():
+    with pytest.raises(lowtide.GraphBreak, match=r"lowtide\.Recurrent caps such a layer"):
+        lowtide.plan(torch.nn.LSTM(4, 4), torch.randn(3, 2, 4))
+
+
+def test_budget_without_its_unit(model, x):
+    with pytest.raises(lowtide.BudgetTooSmall, match='Is a unit missing, as in "50GiB" or "50%"'):
+        lowtide.plan(model, x, budget=50)
+    with pytest.raises(lowtide.BudgetTooSmall) as caught:
+        lowtide.plan(model, x, budget="20KiB")
+    assert "unit" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_written_is_named_as_it_was_asked_for(model, x, tmp_path):
+    place = tmp_path / "absent" / "plan.html"
+    with pytest.raises(FileNotFoundError) as caught:
+        lowtide.plan(model, x).report(place)
+    assert caught.value.filename == str(place)

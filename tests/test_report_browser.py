@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"none of {', '.join(NAMES)} is on the path")
 
 Open = Callable[..., Any]
+AXES = (("x", "width"), ("y", "height"))
 HEADS = ("Where", "What", "Count", "Bytes", "There for", "On average", "Decided", "Source")
 
 
@@ -284,6 +286,19 @@ def test_choosing_a_plan_shows_what_it_changes(show: Open, html: str) -> None:
     opened.locator("#tradeoff .point-this").click()
     assert not opened.locator("#changes").is_visible()
     assert opened.locator("#timeline .chosen").count() == 0
+
+
+@pytest.mark.parametrize("place", [1, -1])
+def test_names_of_points_do_not_cover_the_budget(show: Open, plans: Frontier, place: int) -> None:
+    chosen = plans.plans[place]
+    opened = show(page(replace(chosen, budget=chosen.peak)))
+    label = opened.locator("#tradeoff .budget-label").bounding_box()
+    for index in range((names := opened.locator("#tradeoff .name")).count()):
+        box = names.nth(index).bounding_box()
+        apart = [
+            abs(label[a] + label[b] / 2 - box[a] - box[b] / 2) - (label[b] + box[b]) / 2 for a, b in AXES
+        ]
+        assert max(apart) >= -2, names.nth(index).text_content()
 
 
 def test_paper_has_everything_and_no_buttons(show: Open, html: str) -> None:

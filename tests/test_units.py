@@ -75,6 +75,12 @@ def test_the_message_repeats_what_was_written() -> None:
         parse_budget(True)
 
 
+@pytest.mark.parametrize(("asked", "share"), [(0.5, "50%"), ("0.5", "50%"), (" .125 ", "12.5%")])
+def test_a_fraction_is_told_how_a_share_is_written(asked: float | str, share: str) -> None:
+    with pytest.raises(BudgetError, match=f'less than one byte; a share is written "{share}"'):
+        parse_budget(asked)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("size", "said"),
     [

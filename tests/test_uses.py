@@ -4,6 +4,7 @@ import functools
 import gc
 import logging
 import os
+import sys
 import weakref
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import lowtide
-from lowtide import capture
+from lowtide import capture, progress, say
 
 
 class Weights(nn.Module):
@@ -276,3 +277,60 @@ def test_sparse_gradients_are_refused():
     lowtide.cap(model, "1MiB")
     with pytest.raises(lowtide.CaptureError, match="sparse=False"):
         model(torch.tensor([1, 2]))
+
+
+def test_plan_of_a_model_in_eval_mode_says_so():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout())
+    training, idle = lowtide.plan(model, torch.ones(4, 8)), lowtide.plan(model.eval(), torch.ones(4, 8))
+    assert len(idle.graph.ops) < len(training.graph.ops)
+    assert [note for note in idle.notes if note not in training.notes] == [
+        "the model is in eval mode: dropout and BatchNorm are planned as they run there; model.train() "
+        "first, for the step that trains"
+    ]
+
+
+def test_verify_of_a_model_that_computes_otherwise_when_it_is_captured(capfd):
+    class Other(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x) * (1 / 3) if torch.compiler.is_compiling() else layer(x) / 3
+            return x.pow(2).sum()
+
+    found = lowtide.verify(Other(), torch.randn(16, 8), budget="min")
+    assert not found.equal
+    assert found.exact
+    assert "a branch of the model for torch.compile" in str(found)
+    assert f"differs: {len(found.different) - 10} others" in str(found)
+    assert "nothing to do" not in capfd.readouterr().err
+
+
+def test_planning_gives_a_sign_of_life_on_a_terminal(monkeypatch, capfd):
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "watched", lambda stream: True)
+    model = nn.Linear(4, 4)
+
+    def signs(call):
+        call()
+        return "lowtide: planning this step ... 0 s" in capfd.readouterr().err
+
+    assert signs(lambda: lowtide.plan(model, torch.ones(2, 4)))
+    lowtide.cap(model, "1MiB")
+    assert signs(lambda: model(torch.ones(2, 4)))
+    assert not signs(lambda: model(torch.ones(2, 4)))
+    with say.silence():
+        assert not signs(lambda: model(torch.ones(3, 4)))
+
+
+def test_only_one_line_is_drawn_at_a_time(monkeypatch, capfd):
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "watched", lambda stream: True)
+    with progress.waiting("outer", stream=sys.stderr), progress.waiting("inner", stream=sys.stderr):
+        lowtide.plan(nn.Linear(4, 4), torch.ones(2, 4))
+    said = capfd.readouterr().err
+    assert "outer" in said
+    assert "inner" not in said
+    assert "planning" not in said

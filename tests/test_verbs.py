@@ -124,7 +124,7 @@ def test_other_verbs_take_a_step(shell: Shell, verb: tuple[str, ...]) -> None:
             "--device is for a step, as in model.py:make_step; the graph in g.json",
         ),
         (("g.json", "--batch-size", "2"), "--batch-size is for a step"),
-        (("nothing.py:make_step",), "cannot import 'nothing.py': FileNotFoundError"),
+        (("nothing.py:make_step",), "there is no file 'nothing.py', seen from "),
     ],
 )
 def test_what_a_step_cannot_be(shell: Shell, words: tuple[str, ...], said: str) -> None:

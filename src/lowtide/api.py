@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -12,10 +14,11 @@ from ._torch import capture_settings, private
 from .breaks import clear_errors
 from .capped import Capped, fresh
 from .capture import Captured, Piece, capturing
-from .errors import CaptureError, LowtideError
+from .errors import CaptureError, GraphBreak, LowtideError
 from .meta import fakes_for_meta
 from .options import Options
 from .plan import Plan
+from .say import planning
 from .sketching.marker import leaving_marks
 from .units import Budget
 
@@ -160,6 +163,7 @@ def plan(
     try:
         with (
             capturing,
+            planning(),
             clear_errors(),
             capture_settings(),
             leaving_marks(),
@@ -171,6 +175,44 @@ def plan(
     except private("BackendCompilerFailed") as error:
         if not isinstance(error.inner_exception, Captured):
             raise
+    except GraphBreak as error:
+        if error.may_be_users:
+            _must_fit(model, batch, kwargs or {})
+        raise
     if piece.plan is None:
         raise CaptureError("torch captured no graph: the step has no tensor operation")
-    return piece.plan if piece.plan.budget is None else piece.plan.with_bound()
+    made = piece.plan if piece.plan.budget is None else piece.plan.with_bound()
+    return replace(made, notes=(*made.notes, *_note_on_eval(model)))
+
+
+def _note_on_eval(model: Callable[..., Any]) -> tuple[str, ...]:
+    if not isinstance(model, torch.nn.Module) or model.training:
+        return ()
+    return (
+        "the model is in eval mode: dropout and BatchNorm are planned as they run there; model.train() "
+        "first, for the step that trains",
+    )
+
+
+def _must_fit(model: Callable[..., Any], batch: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a batch that the model cannot be called with; a capped call raises Python's own error."""
+    function = getattr(model, "forward", model)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some callables do not tell what they take
+        return
+    try:
+        signature.bind(*batch, **kwargs)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", type(model).__name__)
+        given = ", ".join([*(type(each).__name__ for each in batch), *(f"{key}=" for key in kwargs)])
+        raise CaptureError(
+            f"{name}({_shown(signature)}) cannot be called with ({given}): {error}. A step is "
+            "model(*batch, **kwargs): a tuple or a dict counts as one argument unless it is unpacked, and "
+            "named arguments go into kwargs={...}"
+        ) from None
+
+
+def _shown(signature: inspect.Signature, most: int = 6) -> str:
+    names = list(signature.parameters)
+    return ", ".join(names if len(names) <= most else [*names[:most], "..."])

@@ -49,10 +49,20 @@ def _describe_break(error: Any) -> str:
     own = [frame for frame in stack if not is_internal(frame.filename)]
     where = f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "an unknown line"
     return (
-        f"the step is not one graph: torch cannot capture {where} ({_first_line(error)}). "
-        "A byte cap needs the whole step. Move that line out of the captured call, or pass "
-        "allow_breaks=True to plan the pieces one by one."
+        f"the step is not one graph: torch cannot capture {where} ({_reason(error)}). "
+        "A byte cap needs the whole step. Move that line out of the captured call, or cap the model with "
+        "lowtide.cap(..., allow_breaks=True), which plans the pieces one by one."
     )
+
+
+def _reason(error: Any) -> str:
+    """Why torch stopped, where its first line is advice for its own developers, in words."""
+    said = _first_line(error)
+    if "data-dependent" in said:
+        return "data-dependent branching: a plan is made before the values of tensors are known"
+    if "RNN, GRU, or LSTM" in said:
+        return f"{said}; lowtide.Recurrent caps such a layer"
+    return said
 
 
 def _first_line(error: Any) -> str:

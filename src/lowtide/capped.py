@@ -24,7 +24,7 @@ from .errors import CaptureError, GraphBreak
 from .modes import with_foreign_modes, without_foreign_modes
 from .options import Options
 from .plan import Plan
-from .say import log, say_plan
+from .say import log, planning, say_plan
 from .simulate import simulate
 from .sketching.marker import leaving_marks
 
@@ -100,6 +100,7 @@ class Capped:
         try:
             with (
                 self.one_at_a_time(entry),
+                nullcontext() if entry.pieces else planning(),
                 clear_errors(),
                 without_foreign_modes(),
                 capture_settings(),

@@ -59,7 +59,10 @@ class Options:
         known = {field.name for field in dataclasses.fields(cls)} - {"budget"}
         for name in choices:
             if name not in known:
-                raise LowtideError(f"option {name!r} is not known; known are {', '.join(sorted(known))}")
+                raise LowtideError(
+                    f"option {name!r} is not known; known are {', '.join(sorted(known))}. An argument of the "
+                    f'model goes into kwargs={{"{name}": ...}} of plan and verify'
+                )
         made = cls(budget=None if budget is None else parse_budget(budget), **choices)
         made._check()
         return made

@@ -239,5 +239,7 @@ def _write(path: Path, text: str) -> Path:
     try:
         half.write_text(text, encoding="utf-8")
         return half.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None  # the name that was asked for
     finally:
         half.unlink(missing_ok=True)

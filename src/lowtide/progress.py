@@ -24,6 +24,8 @@ PAUSE = 0.1
 PATIENCE = 1.0
 """Seconds that work takes without a line about it."""
 
+_one_line = threading.Lock()
+
 
 class Drawn(Protocol):
     """A line of progress: called with the share done and what is under way."""
@@ -126,7 +128,22 @@ def bar(label: str = "", *, stream: TextIO | None = None) -> Iterator[Drawn]:
 
 @contextmanager
 def waiting(label: str, *, stream: TextIO | None = None) -> Iterator[Callable[[str], None]]:
-    """A line for the time of a `with` block, once that takes longer; called with what is under way now."""
+    """A line for the time of a `with` block, once that takes longer; called with what is under way now.
+
+    Inside another one nothing is drawn: a terminal has room for one such line.
+    """
+    if not _one_line.acquire(blocking=False):
+        yield lambda label: None
+        return
+    try:
+        with _line(label, stream) as say:
+            yield say
+    finally:
+        _one_line.release()
+
+
+@contextmanager
+def _line(label: str, stream: TextIO | None) -> Iterator[Callable[[str], None]]:
     made = _by_rich(label, stream, known=False) or Clock(_stream(stream), label=label)
 
     def say(label: str) -> None:

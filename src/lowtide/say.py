@@ -6,12 +6,17 @@
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from typing import Any
 
 from .plan import Plan
+from .progress import waiting
 from .units import format_bytes
 
-__all__ = ["log", "say_once", "say_plan"]
+__all__ = ["log", "planning", "say_once", "say_plan", "silence"]
 
 log = logging.getLogger("lowtide")
 
@@ -21,6 +26,13 @@ if not log.handlers:
     log.addHandler(_handler)
     log.setLevel(logging.INFO)
     log.propagate = False
+
+
+def planning() -> AbstractContextManager[Any]:
+    """A sign of life on a terminal while a step is captured and planned, gone when that is done."""
+    if not log.isEnabledFor(logging.INFO):
+        return nullcontext()
+    return waiting("lowtide: planning this step", stream=sys.stderr)
 
 
 def say_plan(plan: Plan) -> None:
@@ -43,3 +55,14 @@ def say_plan(plan: Plan) -> None:
 def say_once(text: str) -> None:
     """A line that is not said again."""
     log.info(text)
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Say nothing of plans that nobody asked for."""
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

@@ -10,6 +10,8 @@ from .units import Budget, format_bytes
 
 __all__ = ["peak_op", "peak_parts", "too_small"]
 
+KIB = 1024
+
 
 def too_small(plan: Plan, asked: Budget, size: int) -> BudgetTooSmall:
     """The error of a budget below the smallest peak: the peak's parts by names the user knows."""
@@ -21,11 +23,17 @@ def too_small(plan: Plan, asked: Budget, size: int) -> BudgetTooSmall:
     return BudgetTooSmall(
         f"budget {asked} ({size} bytes) is below the smallest feasible peak found, {least} "
         f"({plan.peak} bytes: {listed}{where}). "
-        f"Try budget={plan.peak}, a smaller batch, or fewer bytes of parameters and optimizer state.",
+        f"Try budget={plan.peak}, a smaller batch, or fewer bytes of parameters and optimizer state."
+        f"{_missing_unit(size)}",
         budget=size,
         smallest=plan.peak,
         parts=parts,
     )
+
+
+def _missing_unit(size: int) -> str:
+    """No step fits into a few bytes: whoever writes so meant another unit."""
+    return f' Is a unit missing, as in "{size}GiB" or "{size}%"?' if size < KIB else ""
 
 
 def peak_parts(plan: Plan) -> dict[str, int]:

@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,9 @@ __all__ = ["Step", "capture_step", "found_step", "make_step", "names_a_step", "t
 
 FRAMES = 3
 """The most lines of the user's own that an error shows."""
+
+NAMES = 8
+"""The most functions of the user's own that an error lists."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,26 @@ def found_step(named: str) -> Iterator[Callable[..., Any]]:
     source, _, name = named.rpartition(":")
     if not source or not name:
         raise LowtideError(f"{named!r} is not of the form MODULE:FUNCTION or FILE.py:FUNCTION")
+    if source.endswith(".py") and not Path(source).is_file():
+        raise CaptureError(f"there is no file {source!r}, seen from {os.getcwd()}")
     with _importable(source), redirect_stdout(sys.stderr), _quiet():
         with users_code(f"cannot import {source!r}"):
-            function = getattr(_load(source), name, None)
+            module = _load(source)
+        function = getattr(module, name, None)
         if not callable(function):
-            raise CaptureError(f"{source!r} has no function {name!r}")
+            raise CaptureError(f"{source!r} has no function {name!r}{_functions_of(module)}")
         yield function
+
+
+def _functions_of(module: ModuleType) -> str:
+    """The functions that a module has of its own, for who misspelt one."""
+    found = [name for name, each in vars(module).items() if _is_own(each, module)]
+    more = ["..."] if len(found) > NAMES else []
+    return f"; it has {', '.join([*found[:NAMES], *more])}" if found else ""
+
+
+def _is_own(each: Any, module: ModuleType) -> bool:
+    return inspect.isfunction(each) and each.__module__ == module.__name__
 
 
 def _suggested(path: str) -> str:
@@ -125,6 +142,8 @@ def _read(made: Any, name: str) -> Step:
             return Step(model, batch, kwargs)
         case (model, Mapping() as batch) if callable(model) and _takes_by_name(model, batch):
             return Step(model, (), dict(batch))
+        case (model, (tuple() | list()) as batch) if callable(model) and _takes_unpacked(model, batch):
+            return Step(model, tuple(batch))
         case (model, *batch) if callable(model):
             return Step(model, tuple(batch))
     found = f"({', '.join(type(part).__name__ for part in parts)})" if parts else type(made).__name__
@@ -136,8 +155,17 @@ def _read(made: Any, name: str) -> Step:
 
 def _takes_by_name(model: Callable[..., Any], batch: Mapping[Any, Any]) -> bool:
     """Whether a dict is a batch by name, as `transformers` has it, and not one argument."""
+    return _binds(model, **batch)
+
+
+def _takes_unpacked(model: Callable[..., Any], batch: Sequence[Any]) -> bool:
+    """Whether a tuple is the whole batch: the model takes its items, and not the tuple as one argument."""
+    return _binds(model, *batch) and not _binds(model, batch)
+
+
+def _binds(model: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
     try:
-        inspect.signature(getattr(model, "forward", model)).bind(**batch)
+        inspect.signature(getattr(model, "forward", model)).bind(*arguments, **named)
     except (TypeError, ValueError):
         return False
     return True

@@ -47,6 +47,8 @@ def parse_budget(budget: int | str | Budget) -> Budget:
     """
     if isinstance(budget, Budget):
         return budget
+    if isinstance(budget, float) and 0 < budget < 1:
+        raise BudgetError(_of_a_fraction(budget, budget))
     if isinstance(budget, bool) or not isinstance(budget, int | str):
         raise BudgetError(f"budget {budget!r} is a {type(budget).__name__}; {_EXAMPLES}")
     if isinstance(budget, int) and budget.bit_length() > _MOST_BITS:
@@ -72,7 +74,13 @@ def _parse_text(text: str) -> Budget:
         return Budget(text, share=number / 100)
     if unit.lower() not in _BY_LOWER:
         raise BudgetError(f"budget {text!r} has the unknown unit {unit!r}; {_EXAMPLES}")
+    if not unit and 0 < number < 1:
+        raise BudgetError(_of_a_fraction(text, number))
     return Budget(text.strip(), int(number * _BY_LOWER[unit.lower()]))
+
+
+def _of_a_fraction(asked: object, number: float) -> str:
+    return f'budget {asked!r} is less than one byte; a share is written "{100 * number:g}%"'
 
 
 def format_bytes(size: float) -> str:

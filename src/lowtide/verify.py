@@ -21,6 +21,7 @@ from .api import _capped, cap, plan_of, uncap
 from .errors import LowtideError, NothingToTrain
 from .measure import Measurement
 from .plan import Plan
+from .say import silence
 from .sketching.planned import as_planned, weights_of
 from .trial import Trial, modules_of
 from .units import Budget, format_bytes, format_seconds
@@ -29,6 +30,9 @@ __all__ = ["Verification", "verify"]
 
 AGAIN = 2
 """Plain runs that are compared with the first one where a capped step differs: is the step itself stable?"""
+
+LISTED = 10
+"""The most tensors that are listed by name where they differ."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,8 @@ class Verification:
         if self.different and self.exact and not self.compiled:
             lines.append(
                 "  note: the captured step itself rounds differently from plain PyTorch (an in-place op or a "
-                "layout that tracing changes); the cap changed no bit of it"
+                "layout that tracing changes, or a branch of the model for torch.compile); the cap changed "
+                "no bit of it"
             )
         if self.plan.trimmed and not self.compiled:
             lines.append(
@@ -112,7 +117,9 @@ class Verification:
             lines.append(
                 f"  note: plain PyTorch differs from itself from run to run in {len(self.unstable)} of these"
             )
-        lines += [f"  differs: {name}" for name in self.different[:10]]
+        lines += [f"  differs: {name}" for name in self.different[:LISTED]]
+        if len(self.different) > LISTED:
+            lines.append(f"  differs: {len(self.different) - LISTED} others")
         return "\n".join([f"verified: {'yes' if self.ok else 'NO'}", *lines])
 
     def match(self) -> str:
@@ -143,7 +150,10 @@ def verify(
     if loss is None:
         options.setdefault("outside", 0)  # the made-up loss holds nothing
     if _capped(model) is not None:
-        raise LowtideError("verify takes a model that is not capped; lowtide.uncap it first")
+        raise LowtideError(
+            "verify runs the step without a cap and under its own, and this model is capped already; "
+            "lowtide.uncap(model) first, and lowtide.cap it again afterwards"
+        )
     trial = Trial(model, batch, kwargs or {}, loss)
     try:
         plain, uncapped = trial.run(model)
@@ -159,7 +169,8 @@ def verify(
             reference = plain
             if different or compiled:
                 keeping = {**options, "method": "keep_all", "plan": None}
-                reference, _, _ = _run_capped(trial, model, "free", keeping)
+                with silence():
+                    reference, _, _ = _run_capped(trial, model, "free", keeping)
             if different:
                 again = [_differences(plain, trial.run(model)[0]) for _ in range(AGAIN)]
                 unstable = tuple(dict.fromkeys(name for names in again for name in names))

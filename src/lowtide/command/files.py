@@ -18,7 +18,12 @@ __all__ = ["check_place", "read_graph", "read_graph_or_plan", "save"]
 def read_graph(path: str) -> Graph:
     """The graph in a file; `-` is standard input."""
     with _named(path):
-        return Graph.from_json(_text(path, "graph"))
+        data = jsonform.parse(_text(path, "graph"), "graph")
+        if isinstance(data, dict) and data.get("lowtide") == "plan":
+            raise FormatError(
+                "it is a plan: lowtide report shows it; name the step or its graph to plan it anew"
+            )
+        return Graph.from_dict(data)
 
 
 def read_graph_or_plan(path: str) -> Graph | Plan:

@@ -56,7 +56,7 @@ def tradeoff(plan: Plan, found: Sequence[Choice], measured: Measured) -> str:
         _bound(plan, axes),
         _stairs(found, axes),
         *(_point(index, choice, axes) for index, choice in enumerate(found)),
-        *_names(found, axes),
+        *_names(plan, found, axes),
         *_measured(measured, axes),
     ]
     return (
@@ -83,12 +83,23 @@ def _budget(plan: Plan, axes: _Axes) -> str:
     if plan.budget is None or plan.budget > axes.bytes:
         return ""
     x = axes.x(plan.budget)
-    side = ('x="{:.1f}" text-anchor="end"', -6) if x > WIDTH - 220 else ('x="{:.1f}"', 6)
+    left, _, right, bottom = _budget_box(plan.budget, axes)
+    side = f'x="{right:.1f}" text-anchor="end"' if right < x else f'x="{left:.1f}"'
     return (
         f'<path class="budget" d="M{x:.1f},{TOP}V{HEIGHT - BOTTOM}"/>'
-        f'<text class="budget-label" {side[0].format(x + side[1])} y="{TOP + 10}">'
-        f"budget {format_bytes(plan.budget)}</text>"
+        f'<text class="budget-label" {side} y="{bottom:g}">{_budget_text(plan.budget)}</text>'
     )
+
+
+def _budget_text(budget: int) -> str:
+    return f"budget {format_bytes(budget)}"
+
+
+def _budget_box(budget: int, axes: _Axes) -> _Box:
+    """The room of the budget's name, at the top of its line."""
+    x, wide = axes.x(budget), LETTER * len(_budget_text(budget))
+    left = x - 6 - wide if x > WIDTH - 220 else x + 6
+    return (left, TOP + 10 - LINE, left + wide, TOP + 10)
 
 
 def _bound(plan: Plan, axes: _Axes) -> str:
@@ -125,10 +136,12 @@ def _point(index: int, choice: Choice, axes: _Axes) -> str:
     )
 
 
-def _names(found: Sequence[Choice], axes: _Axes) -> Iterable[str]:
+def _names(plan: Plan, found: Sequence[Choice], axes: _Axes) -> Iterable[str]:
     """Names beside the points that are not the frontier's, each at the first side where there is room."""
     points = ((axes.x(choice.plan.peak), axes.y(choice.plan.extra)) for choice in found)
     taken: list[_Box] = [(x - 4, y - 4, x + 4, y + 4) for x, y in points]
+    if plan.budget is not None and plan.budget <= axes.bytes:
+        taken.append(_budget_box(plan.budget, axes))
     named = [choice for choice in found if choice.sort != "frontier"]
     for choice in sorted(named, key=lambda choice: choice.sort == "other"):
         text = {"this": "this plan", "uncapped": "keeping everything"}.get(choice.sort)
