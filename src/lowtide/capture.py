@@ -24,7 +24,7 @@ from .cost import price
 from .devices import find_device
 from .errors import CaptureError, NothingToTrain, PlanMismatch
 from .fuse import fuse
-from .graph import Graph
+from .graph import Graph, Value
 from .lift import Lifted, lift
 from .lower import Pair, lower
 from .notes import notes_on
@@ -163,7 +163,7 @@ class Piece:
         self.expected = tuple(node in self.trace.expected for node in self.trace.tangents)
         self.tangents = [node.meta["val"] for node in self.trace.tangents]
         lifted = lift(self.trace, find_device(self.target) if self.target else None)
-        lifted = replace(lifted, graph=_hold_tangents(lifted.graph, self.trace))
+        lifted = replace(lifted, graph=_with_tangents_that_come(lifted.graph, self.trace))
         self.lifted = self.priced(fuse(self.trace, lifted) if self.compiled else lifted)
 
     @property
@@ -285,14 +285,21 @@ def _role(node: fx.Node, item: Any) -> str:
     return "buffer" if "_buffers_" in node.name else "input"
 
 
-def _hold_tangents(graph: Graph, trace: Trace) -> Graph:
-    """Mark the tangents that are held until the backward ends, of those that come.
+def _with_tangents_that_come(graph: Graph, trace: Trace) -> Graph:
+    """The graph where tangents that do not come take nothing, and some are held until the backward ends.
 
     `loss.backward()` itself holds the gradient of a scalar; before torch 2.13 the engine holds all of them.
     """
     every = not frees_tangents()
-    held = {node.name for node in trace.expected if every or node.meta["val"].numel() == 1}
-    return graph.replace(values=tuple(replace(v, held=True) if v.name in held else v for v in graph.values))
+    held = {node.name: every or node.meta["val"].numel() == 1 for node in trace.expected}
+
+    def known(value: Value) -> Value:
+        if value.kind != "tangent":
+            return value
+        come = value.name in held
+        return replace(value, bytes=value.bytes if come else 0, held=come and held[value.name])
+
+    return graph.replace(values=tuple(map(known, graph.values)))
 
 
 def _follow(plan: Plan, graph: Graph, free: list[int] | None) -> Plan:
