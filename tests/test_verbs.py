@@ -199,7 +199,8 @@ def test_verify_as_json(shell: Shell) -> None:
 
 def test_what_does_not_hold_is_status_one(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def different(*args: Any, **options: Any) -> lowtide.Verification:
-        return replace(lowtide.verify(*args, **options), different=("gradients layers.0.weight",))
+        names = ("gradients layers.0.weight",)
+        return replace(lowtide.verify(*args, **options), different=names, far=names)
 
     monkeypatch.setattr(verify_verb, "verify", different)
     status, out, _ = shell("verify", "net.py:make_step", "--budget", "min")

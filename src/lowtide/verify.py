@@ -40,7 +40,8 @@ class Verification:
     """What `verify` found; prints as a table. `ok` when all is equal and the measured peak was kept.
 
     `different` are the tensors that differ from plain PyTorch, `different_uncapped` those that differ from
-    the same captured step keeping everything, `unstable` those in which plain PyTorch differs from itself.
+    the same captured step keeping everything, `unstable` those in which plain PyTorch differs from itself,
+    `far` those that differ from plain PyTorch by more than rounding.
     Of a `compiled` step both are those that differ from the same executor keeping everything.
 
     >>> import lowtide, torch
@@ -57,6 +58,7 @@ class Verification:
     different_uncapped: tuple[str, ...] = ()
     unstable: tuple[str, ...] = ()
     compiled: bool = False
+    far: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -81,8 +83,21 @@ class Verification:
     @property
     def ok(self) -> bool:
         """Equal, and the measured peak neither above the prediction nor above the budget."""
+        return self.equal and self.fits
+
+    @property
+    def fits(self) -> bool:
+        """Whether the measured peak is neither above the prediction nor above the budget."""
         limit = self.predicted if self.plan.budget is None else min(self.predicted, self.plan.budget)
-        return self.equal and self.measured <= limit
+        return self.measured <= limit
+
+    @property
+    def verdict(self) -> str:
+        """The result in a word or two."""
+        if self.ok:
+            return "yes"
+        rounds = self.exact and not self.far and not self.compiled
+        return "to rounding" if self.fits and rounds else "NO"
 
     def __bool__(self) -> bool:
         return self.ok
@@ -102,7 +117,7 @@ class Verification:
             how = "equal to rounding, same executor uncapped" if self.compiled else "bitwise equal"
             rows.append((noun, f"{count - bad} of {count}", how))
         lines = [f"  {name:15} {figure:>12}  {remark}".rstrip() for name, figure, remark in rows]
-        if self.different and self.exact and not self.compiled:
+        if self.different and self.exact and not self.far and not self.compiled:
             lines.append(
                 "  note: the captured step itself rounds differently from plain PyTorch (an in-place op or a "
                 "layout that tracing changes, or a branch of the model for torch.compile); the cap changed "
@@ -120,7 +135,7 @@ class Verification:
         lines += [f"  differs: {name}" for name in self.different[:LISTED]]
         if len(self.different) > LISTED:
             lines.append(f"  differs: {len(self.different) - LISTED} others")
-        return "\n".join([f"verified: {'yes' if self.ok else 'NO'}", *lines])
+        return "\n".join([f"verified: {self.verdict}", *lines])
 
     def match(self) -> str:
         """How the measured peak compares with the predicted one."""
@@ -180,11 +195,12 @@ def verify(
         different = _differences(reference, capped, frozenset({*reference, *capped}))
     found = (different, different if compiled else _differences(reference, capped, rounded))
     different, inexact = (tuple(name for name in names if name not in unstable) for names in found)
+    far = tuple(name for name in different if compiled or not _close(plain.get(name), capped.get(name)))
     compared: dict[str, int] = {}
     for name in plain:
         noun = name.partition(" ")[0]
         compared[noun] = compared.get(noun, 0) + 1
-    return Verification(plan, uncapped, peak, compared, different, inexact, unstable, compiled)
+    return Verification(plan, uncapped, peak, compared, different, inexact, unstable, compiled, far)
 
 
 def _run_capped(

@@ -61,5 +61,6 @@ def _plain(found: Verification) -> dict[str, Any]:
         "different": list(found.different),
         "different_uncapped": list(found.different_uncapped),
         "unstable": list(found.unstable),
+        "far": list(found.far),
         "compiled": found.compiled,
     }
