@@ -40,7 +40,7 @@ def test_step_is_exact_and_peak_as_predicted(name):
         assert found.equal or name in ROUNDS_DIFFERENTLY, f"{budget}: {found}"
         assert found.measured == found.predicted, f"{budget}: {found}"
         assert found.plan.budget is None or found.measured <= found.plan.budget
-        assert found.verdict == ("to rounding" if name in ROUNDS_DIFFERENTLY else "yes")
+        assert found.verdict in (("yes", "to rounding") if name in ROUNDS_DIFFERENTLY else ("yes",))
         if budget == "50%" and name in HALVED:
             assert found.measured <= found.plan.uncapped.peak / 2
             assert found.plan.extra > 0
