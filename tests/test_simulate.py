@@ -130,3 +130,11 @@ def test_a_drop_at_the_start_of_the_backward_is_not_right_behind_the_forward():
     make, relu, loss = Run("make"), Run("relu"), Run("loss")
     assert resident(make, relu, loss, relu, backward=(Drop("a"),)) == [10, 19, 21, 30, 13]
     assert resident(make, relu, loss, relu, Drop("a"), backward=()) == [10, 19, 21, 22, 13]
+
+
+def test_seconds_do_not_depend_on_the_order_of_runs():
+    ops = [Op(f"f{i}", ("x",), (f"y{i}",), seconds=seconds) for i, seconds in enumerate((0.1, 0.2, 0.3))]
+    values = (Value("x", 1, "input"), *(Value(f"y{i}", 1, "output") for i in range(3)))
+    graph = Graph(tuple(ops), values)
+    orders = [Schedule(tuple(Run(f"f{i}") for i in order), ()) for order in ((0, 1, 2), (2, 1, 0))]
+    assert len({simulate(graph, order).seconds for order in orders}) == 1

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from math import fsum
 from typing import Any
 
 from . import jsonform
@@ -158,7 +159,6 @@ class _Machine:
         self.in_backward = False
         self.boundary = len(schedule.forward)
         self.boundary_bytes = 0
-        self.seconds = self.again = 0.0
 
     def take(self, step: Run | Drop) -> None:
         if isinstance(step, Run):
@@ -183,8 +183,6 @@ class _Machine:
         self.bytes += sum(self.size[name] for name in fresh)
         if last and not first:
             self.bytes -= op.state
-        self.seconds += op.seconds
-        self.again += 0.0 if first else op.seconds
 
     def drop(self, name: str) -> None:
         if name not in self.size:
@@ -231,13 +229,14 @@ class _Machine:
         for size in (self.boundary_bytes, self.bytes_at_backward_start()):
             if size > peak:
                 peak, peak_step = size, max(self.boundary - 1, 0)
+        ops = self.graph.ops  # summed in their order and not in that of the runs, which may not matter
         return Timeline(
             resident=tuple(self.resident),
             boundary=self.boundary,
             peak=peak,
             peak_step=peak_step,
-            seconds=self.seconds,
-            again=self.again,
+            seconds=fsum(op.seconds * self.runs[op.name] for op in ops),
+            again=fsum(op.seconds * (self.runs[op.name] - 1) for op in ops if self.runs[op.name]),
         )
 
     def bytes_at_backward_start(self) -> int:
