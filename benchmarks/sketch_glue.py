@@ -16,7 +16,8 @@ AdamW with a rate that rises over a tenth of the steps and falls to zero, dropou
 gradients; nothing is tuned for any kind, and the figure is that of the dev set at the end. SST-2 is trained
 on 8000 of its 67 349 examples. All kinds see the same batches for a seed.
 
-The model is so small that one process leaves a GPU idle: `--workers 14 --deadline 480`, say. Seeds come one
+The model is so small that one process leaves a GPU idle: `--workers 12 --deadline 480`, say, best with CUDA's
+MPS running. On a GPU the matrices of dense sketches are made by a compiled function. Seeds come one
 after the other with everything in them, so that a run that meets its deadline has whole seeds. A row is a
 JSON line; rows that the results file has are not made again.
 """

@@ -23,6 +23,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
+from math import fsum
 from operator import or_
 from typing import Any, Literal
 
@@ -193,7 +194,7 @@ class Graph:
     @property
     def seconds(self) -> float:
         """Seconds of running every op once."""
-        return sum(op.seconds for op in self.ops)
+        return fsum(op.seconds for op in self.ops)
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Bytes of all values of each kind, largest first."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from math import fsum
 
 from ...graph import Graph, Op
 from ...schedule import Run
@@ -37,7 +38,7 @@ class Step:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.ops = [graph.op[name] for part in first_order(graph) for name in part]
-        self.once = sum(op.seconds for op in self.ops)
+        self.once = fsum(op.seconds for op in self.ops)
         scale = UNITS / self.once if self.once else 0.0
         # A hair is taken off, for the product of two floats may be rounded up.
         self.units = [int(op.seconds * scale * (1 - 1e-15)) for op in self.ops]
