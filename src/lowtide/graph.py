@@ -139,7 +139,7 @@ class Graph:
 
     def __str__(self) -> str:
         count = {phase: sum(op.phase == phase for op in self.ops) for phase in ("forward", "backward")}
-        total = format_seconds(sum(op.seconds for op in self.ops))
+        total = format_seconds(self.seconds)
         parts = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in self.bytes_by_kind().items())
         return (
             f"Graph on {self.device}: {len(self.ops)} ops ({count['forward']} forward, "

@@ -117,20 +117,21 @@ def make_step(function: Callable[..., Any], size: int | None = None) -> Step:
 
 def takes_a_size(function: Callable[..., Any]) -> bool:
     """Whether a function can be called with one argument."""
-    return _can_be_called(function, 1)
+    return _fits(function, 1) is not False
 
 
 def _needs_an_argument(function: Callable[..., Any]) -> bool:
-    return not _can_be_called(function)
+    return _fits(function) is False
 
 
-def _can_be_called(function: Callable[..., Any], *arguments: Any) -> bool:
+def _fits(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> bool | None:
+    """Whether a function can be called so; None where it does not tell what it takes."""
     try:
-        inspect.signature(function).bind(*arguments)
+        inspect.signature(function).bind(*arguments, **named)
     except TypeError:
         return False
-    except ValueError:  # some callables do not tell what they take
-        return True
+    except ValueError:
+        return None
     return True
 
 
@@ -155,20 +156,13 @@ def _read(made: Any, name: str) -> Step:
 
 def _takes_by_name(model: Callable[..., Any], batch: Mapping[Any, Any]) -> bool:
     """Whether a dict is a batch by name, as `transformers` has it, and not one argument."""
-    return _binds(model, **batch)
+    return _fits(getattr(model, "forward", model), **batch) is True
 
 
 def _takes_unpacked(model: Callable[..., Any], batch: Sequence[Any]) -> bool:
     """Whether a tuple is the whole batch: the model takes its items, and not the tuple as one argument."""
-    return _binds(model, *batch) and not _binds(model, batch)
-
-
-def _binds(model: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
-    try:
-        inspect.signature(getattr(model, "forward", model)).bind(*arguments, **named)
-    except (TypeError, ValueError):
-        return False
-    return True
+    called = getattr(model, "forward", model)
+    return _fits(called, *batch) is True and _fits(called, batch) is False
 
 
 def capture_step(

@@ -180,7 +180,7 @@ class GraphLoop(Loop):
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             say_once(f"a scan cannot be captured as CUDA graphs, so its units run one by one: {reason}")
-            self.works, self.carry = False, [leaf.clone() for leaf in self.chunk.carry]
+            self.carry, self.works = self.carry_to_keep(), False
             if self.known is not None:
                 self.known.not_captured = reason
             return None
