@@ -42,16 +42,25 @@ def captured(body: Callable[[], None], device: torch.device) -> Replay:
                 graph.capture_end()
     except BaseException:
         generator.graphsafe_set_state(untouched)  # the other one may wait for the end of a capture for ever
-        _leave(pool, device)
+        _abandon(graph, pool, device)
         raise
     return graph.replay
 
 
-def _leave(pool: Any, device: torch.device) -> None:
-    """Let a pool be used again: a capture that could not end leaves it open, and would bar the next one."""
+_abandoned: list[torch.cuda.CUDAGraph] = []
+"""Graphs that could not be captured: the allocator of pinned memory goes on to ask them, so they stay."""
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device) -> None:
+    """Let the next capture use a pool of its own: one that could not end leaves its pool open for ever.
+
+    On the device it can be closed; for pinned memory there is no way to.
+    """
     number = torch.cuda.current_device() if device.index is None else device.index
-    with suppress(RuntimeError):  # it was left
+    with suppress(RuntimeError):  # it was closed
         private("leave_pool")(number, pool)
+    _abandoned.append(graph)
+    _keeper.cache_clear()
 
 
 def warm(body: Callable[[], None], device: torch.device) -> None:
