@@ -139,7 +139,7 @@ def line(known: dict[tuple[Group, Way], Row], group: Group, sketch: str, *, pape
 def saved(known: dict[tuple[Group, Way], Row], group: Group, sketch: str) -> str:
     """The share of the peak without a sketch, run in the same way."""
     base, row = (known.get((group, Way(name)), {}).get("peak") for name in ("none", sketch))
-    return f"{1 - row / base:.0%}".replace("%", " %") if base and row and sketch != "none" else ""
+    return f"{1 - row / base:.1%}".replace("%", " %") if base and row and sketch != "none" else ""
 
 
 def time(row: Row | None) -> str:

@@ -52,12 +52,28 @@ class Training(Stand):
     def of(cls, group: Group, device: str, *, tiny: bool) -> Training:
         torch.manual_seed(0)
         options: dict[str, Any] = dict(SMALL if tiny else BASE)
-        options |= {"attn_implementation": group.attention, "problem_type": "single_label_classification"}
+        options |= {"attn_implementation": attention(group), "problem_type": "single_label_classification"}
         with torch.device(device):
             model = Transformers("RobertaForSequenceClassification", "RobertaConfig", **options)
             size = (TINY_SIZES if tiny else SIZES)[group.case]
             ids, labels = torch.randint(2, options["vocab_size"], size), torch.randint(2, size[:1])
         return cls(model.to(getattr(torch, group.dtype)).train(), (ids, labels))
+
+
+def attention(group: Group) -> str:
+    """The name by which transformers knows the attention of a group.
+
+    Some of its versions make a mask for the fused one while they are traced, though there is no padding. With
+    its strides, torch then falls back to attention that keeps its weights. Here none is made.
+    """
+    if group.attention == "eager":
+        return "eager"
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register("unpadded", sdpa_attention_forward)
+    AttentionMaskInterface.register("unpadded", lambda *args, **kwargs: None)
+    return "unpadded"
 
 
 def sketched(model: nn.Module, name: str, group: Group) -> None:

@@ -64,6 +64,15 @@ def same(left, right):
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
+def close(left, right, tolerance=1e-5):
+    """Equal up to a share of the largest number of each tensor; what is zero but for rounding is left out."""
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        size = right[name].abs().max().item()
+        if size > 1e-6:
+            torch.testing.assert_close(value, right[name], rtol=0, atol=tolerance * size, msg=name)
+
+
 def saved_storages(forward):
     """What autograd keeps of a forward, as bytes by storage, and its result."""
     seen = {}

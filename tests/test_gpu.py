@@ -9,6 +9,8 @@ import torch
 
 import lowtide
 from lowtide.sketching import choose as choosing
+from lowtide.sketching import rounded, strided
+from lowtide.sketching.draw import draw_seed
 from zoo import ZOO
 
 pytestmark = [
@@ -311,6 +313,24 @@ def test_sketches_that_a_planner_chose(kind, executor, monkeypatch):
         print(found, *found.plan.notes, sep="\n")
         assert found.exact, found
         assert abs(found.measured - found.predicted) <= max(0.01 * found.predicted, BLOCK), found
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_kernels_of_sketches_give_the_bits_of_plain_operators(dtype, turned):
+    for rows, features, k in ((24, 5, 7), (23, 512, 23), (1, 3, 1), (300, 768, 37), (65, 300, 40)):
+        x = torch.randn(rows, features, device="cuda", dtype=torch.float64).to(dtype)
+        x = x.t().contiguous().t() if turned else x
+        real, seed = torch.rand(rows, device="cuda") < 0.7, draw_seed(x)
+        order = real.logical_not().argsort(stable=True)
+        for mask in ((None, None), (order, real)):
+            assert torch.equal(strided._deal_at_once(x, seed, k, *mask), strided._deal(x, seed, k, *mask))
+        for bits in (8, 4):
+            given = x, seed, bits, 256 if features % 256 == 0 else features
+            kept, plain = rounded._round_off_at_once(*given), rounded._round_off(*given)
+            assert all(map(torch.equal, kept, plain))
+            made, known = (widen(*kept, bits, dtype) for widen in (rounded._widen_at_once, rounded._widen))
+            torch.testing.assert_close(made, known)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

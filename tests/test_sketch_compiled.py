@@ -9,20 +9,11 @@ from torch.utils.checkpoint import checkpoint
 
 import lowtide
 from lowtide.sketching.kinds import KINDS
-from sketched import WIDTH, Block, WithLoss, gradients, same, step
+from sketched import WIDTH, Block, WithLoss, close, gradients, same, step
 
 
 def sketch(model, kind="strided", rate=0.25, **options):
     return lowtide.sketch(model, rate if KINDS[kind].has_rate else None, kind=kind, **options)
-
-
-def close(left, right, tolerance=1e-5):
-    """Equal up to a share of the largest number of each tensor; what is zero but for rounding is left out."""
-    assert left.keys() == right.keys()
-    for name, value in left.items():
-        size = right[name].abs().max().item()
-        if size > 1e-6:
-            torch.testing.assert_close(value, right[name], rtol=0, atol=tolerance * size, msg=name)
 
 
 class Graphs:

@@ -50,7 +50,7 @@ def signs(index: torch.Tensor, seed: torch.Tensor, dtype: torch.dtype) -> torch.
 
 def uniforms(index: torch.Tensor, coefficients: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A number between 0 and 1 for each index, by one of the two polynomials of a seed."""
-    return (_hashed(index, coefficients).to(dtype) + 0.5) / _PRIME
+    return (_hashed(index, coefficients).to(dtype) + 0.5) * (1 / _PRIME)
 
 
 def normals(index: torch.Tensor, seed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

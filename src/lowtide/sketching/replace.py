@@ -26,6 +26,9 @@ __all__ = ["MarkedStep"]
 
 aten = torch.ops.aten
 
+_OF_ONE_CALL = ("val", "tensor_meta", "eager_input_vals")
+"""What the meta of a node says about its own arguments and results."""
+
 
 class MarkedStep:
     """A joint graph with marks; `replaced` gives the step with some of them sketched."""
@@ -81,7 +84,7 @@ class MarkedStep:
         fx.map_arg(args, given.append)
         body = self.body(function, args, given)
         here = dict(zip(body.graph.find_nodes(op="placeholder"), given, strict=True))
-        meta = {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta")}
+        meta = {key: value for key, value in node.meta.items() if key not in _OF_ONE_CALL}
         with graph.inserting_before(node):
             for inner in body.graph.nodes:
                 if inner.op == "call_function":

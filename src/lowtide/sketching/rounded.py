@@ -15,6 +15,7 @@ import torch
 
 from .draw import uniforms
 from .kind import Kept, Kind, sum_dtype
+from .operators import have_kernels, operator
 
 __all__ = ["Rounded"]
 
@@ -31,56 +32,17 @@ class Rounded(Kind):
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
-        self.levels = 2**bits - 1
 
     def compress(self, x: torch.Tensor, seed: torch.Tensor, k: int, real: torch.Tensor | None = None) -> Kept:
-        rows, features = x.shape
-        least, step = self.scales(x)
-        dither = _Dither(rows, features, seed, sum_dtype(x))
-
-        def level(start: int, stop: int) -> torch.Tensor:
-            place = _places(x[start:stop], least[start:stop], step[start:stop])
-            place += dither(start, stop).view(place.shape)
-            return place.floor_().clamp_(0, self.levels).to(torch.uint8).view(stop - start, features)
-
-        if self.bits == 8:
-            parts = [level(start, stop) for start, stop in _slices(rows, features)]
-        else:
-            half = (rows + 1) // 2
-            parts = [
-                _packed(level(start, stop), level(half + start, min(half + stop, rows)))
-                for start, stop in _slices(half, features)
-            ]
-        return _joined(parts), least, step
+        round_off = _round_off_at_once if have_kernels(x) else _round_off
+        return tuple(round_off(x, seed, self.bits, _group(x.shape[1])))
 
     def weight_gradient(
         self, g: torch.Tensor, kept: Kept, seed: torch.Tensor, k: int, real: torch.Tensor | None = None
     ) -> torch.Tensor:
-        level, least, step = kept
-        rows, features = g.shape[0], level.shape[1]
-
-        def numbers(start: int, level: torch.Tensor) -> torch.Tensor:
-            stop = min(start + level.shape[0], rows)
-            made = torch.addcmul(least[start:stop], _grouped(level[: stop - start]), step[start:stop])
-            return made.view(stop - start, features).to(g.dtype)
-
-        if g.dtype == least.dtype:  # what is made are the numbers themselves
-            return g.t() @ numbers(0, level if self.bits == 8 else torch.cat([level & 15, level >> 4]))
-        slices, half = _slices(level.shape[0], features), level.shape[0]
-        if self.bits == 8:
-            parts = [numbers(start, level[start:stop]) for start, stop in slices]
-        else:
-            parts = [numbers(start, level[start:stop] & 15) for start, stop in slices]
-            parts += [numbers(half + start, level[start:stop] >> 4) for start, stop in slices]
-        return g.t() @ _joined(parts)
-
-    def scales(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The least value of each group, and the distance of its levels."""
-        grouped = _grouped(x)
-        least, most = (
-            found.to(sum_dtype(x)) for found in (grouped.amin(2, keepdim=True), grouped.amax(2, keepdim=True))
-        )
-        return least, (most - least) / self.levels
+        levels, least, step = kept
+        widen = _widen_at_once if have_kernels(g) else _widen
+        return g.t() @ widen(levels, least, step, self.bits, g.dtype)
 
     def kept_bytes(self, rows: int, features: int, k: int, dtype: torch.dtype) -> int:
         groups = rows * features // _group(features)
@@ -89,26 +51,92 @@ class Rounded(Kind):
 
     def variance_law(self, x: torch.Tensor, g: torch.Tensor) -> Callable[[int], float]:
         """A number a fraction f above a level is off by step^2 f (1 - f) on average, on its own."""
-        least, step = self.scales(x)
-        place = _places(x, least, step)
+        grouped = _grouped(x, _group(x.shape[1]))
+        least, step = _scales(grouped, self.bits)
+        place = _places(grouped, least, step)
         fraction = place - place.floor()
         off = (fraction * (1 - fraction) * step.square()).sum((1, 2), dtype=torch.float64)
         found = float(off @ g.square().sum(1, dtype=torch.float64))
         return lambda k: found
 
 
+def _round_off(
+    x: torch.Tensor, seed: torch.Tensor, bits: int, group: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The levels of the numbers of x, and the least value and the step of each group of columns."""
+    rows, features = x.shape
+    least, step = _scales(_grouped(x, group), bits)
+    dither = _Dither(rows, features, seed, sum_dtype(x))
+
+    def level(start: int, stop: int) -> torch.Tensor:
+        place = _places(_grouped(x[start:stop], group), least[start:stop], step[start:stop])
+        place += dither(start, stop).view(place.shape)
+        return place.floor_().clamp_(0, _levels(bits)).to(torch.uint8).view(stop - start, features)
+
+    if bits == 8:
+        return _joined([level(start, stop) for start, stop in _slices(rows, features)]), least, step
+    half = (rows + 1) // 2
+    parts = [
+        _packed(level(start, stop), level(half + start, min(half + stop, rows)))
+        for start, stop in _slices(half, features)
+    ]
+    return _joined(parts), least, step
+
+
+def _widen(
+    levels: torch.Tensor, least: torch.Tensor, step: torch.Tensor, bits: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """The numbers that levels stand for."""
+    rows, (packed, features) = least.shape[0], levels.shape
+    group = features // least.shape[1]
+
+    def numbers(start: int, level: torch.Tensor) -> torch.Tensor:
+        stop = min(start + level.shape[0], rows)
+        made = torch.addcmul(least[start:stop], _grouped(level[: stop - start], group), step[start:stop])
+        return made.view(stop - start, features).to(dtype)
+
+    if dtype == least.dtype:  # what is made are the numbers themselves
+        return numbers(0, levels if bits == 8 else torch.cat([levels & 15, levels >> 4]))
+    slices = _slices(packed, features)
+    if bits == 8:
+        return _joined([numbers(start, levels[start:stop]) for start, stop in slices])
+    low = [numbers(start, levels[start:stop] & 15) for start, stop in slices]
+    high = [numbers(packed + start, levels[start:stop] >> 4) for start, stop in slices]
+    return _joined([*low, *high])
+
+
+_round_off_at_once = operator(
+    "round_off", "(Tensor x, Tensor seed, int bits, int group) -> (Tensor, Tensor, Tensor)", _round_off
+)
+_widen_at_once = operator(
+    "widen", "(Tensor levels, Tensor least, Tensor step, int bits, ScalarType dtype) -> Tensor", _widen
+)
+
+
+def _levels(bits: int) -> int:
+    """The highest level; the lowest is 0."""
+    return int(2**bits - 1)
+
+
+def _scales(grouped: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least value of each group, and the distance of its levels."""
+    number = sum_dtype(grouped)
+    least, most = (find(2, keepdim=True).to(number) for find in (grouped.amin, grouped.amax))
+    return least, (most - least) * (1 / _levels(bits))
+
+
 def _group(features: int) -> int:
     return _GROUP if features % _GROUP == 0 else features
 
 
-def _grouped(x: torch.Tensor) -> torch.Tensor:
+def _grouped(x: torch.Tensor, group: int) -> torch.Tensor:
     rows, features = x.shape
-    return x.reshape(rows, features // _group(features), _group(features))
+    return x.reshape(rows, features // group, group)
 
 
-def _places(x: torch.Tensor, least: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+def _places(grouped: torch.Tensor, least: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     """Where each number lies among the levels of its group."""
-    return (_grouped(x).to(least.dtype) - least) / torch.where(step > 0, step, 1)
+    return (grouped.to(least.dtype) - least) / torch.where(step > 0, step, 1)
 
 
 def _slices(rows: int, features: int) -> list[tuple[int, int]]:

@@ -15,6 +15,7 @@ from torch.nn import functional
 from .draw import signs
 from .kind import Projection, sum_dtype
 from .moments import moments
+from .operators import have_kernels, operator
 
 __all__ = ["Strided"]
 
@@ -26,19 +27,10 @@ class Strided(Projection):
     """Signed strided buckets."""
 
     def project(self, x: torch.Tensor, seed: torch.Tensor, k: int, real: torch.Tensor | None) -> torch.Tensor:
-        rows, features = x.shape
-        factors = signs(torch.arange(rows, device=x.device), seed, sum_dtype(x))
-        order = None
-        if real is not None:  # the real rows first, so that they are dealt to the buckets among themselves
-            order = real.logical_not().argsort(stable=True)
-            factors = factors * real[order]
-        total = x.new_zeros(k, features, dtype=sum_dtype(x))
-        block = k * -(-rows // (k * _MOST_BLOCKS))
-        for start in range(0, rows, block):
-            stop = min(start + block, rows)
-            part = x[start:stop] if order is None else x.index_select(0, order[start:stop])
-            _deal(total, part, factors[start:stop].unsqueeze(1))
-        return total.to(x.dtype)
+        # the real rows first, so that they are dealt to the buckets among themselves
+        order = None if real is None else real.logical_not().argsort(stable=True)
+        deal = _deal_at_once if have_kernels(x) else _deal
+        return deal(x, seed, k, order, real)  # type: ignore[no-any-return]
 
     def variance_law(self, x: torch.Tensor, g: torch.Tensor) -> Callable[[int], float]:
         """The mean over the orders in which the rows may come: which of them meet depends on it."""
@@ -71,7 +63,24 @@ def meetings(rows: int, k: int) -> float:
     return pairs / (rows * (rows - 1)) if rows > 1 else 0.0
 
 
-def _deal(total: torch.Tensor, part: torch.Tensor, factors: torch.Tensor) -> None:
+def _deal(
+    x: torch.Tensor, seed: torch.Tensor, k: int, order: torch.Tensor | None, real: torch.Tensor | None
+) -> torch.Tensor:
+    """The rows in some order added to k buckets in turn, with signs; those that are not real as zeros."""
+    rows, features = x.shape
+    factors = signs(torch.arange(rows, device=x.device), seed, sum_dtype(x))
+    if real is not None:
+        factors = factors * real[order]
+    total = x.new_zeros(k, features, dtype=sum_dtype(x))
+    block = k * -(-rows // (k * _MOST_BLOCKS))
+    for start in range(0, rows, block):
+        stop = min(start + block, rows)
+        part = x[start:stop] if order is None else x.index_select(0, order[start:stop])
+        _add(total, part, factors[start:stop].unsqueeze(1))
+    return total.to(x.dtype)
+
+
+def _add(total: torch.Tensor, part: torch.Tensor, factors: torch.Tensor) -> None:
     """Add rows to the buckets: whole turns at once, then what is left."""
     k, features = total.shape
     whole = part.shape[0] // k * k
@@ -81,3 +90,8 @@ def _deal(total: torch.Tensor, part: torch.Tensor, factors: torch.Tensor) -> Non
     rest = part.shape[0]
     if rest:
         (total if rest == k else total[:rest]).addcmul_(part, factors)
+
+
+_deal_at_once = operator(
+    "deal", "(Tensor x, Tensor seed, int k, Tensor? order, Tensor? real) -> Tensor", _deal
+)

@@ -1,0 +1,248 @@
+"""The sketches that are worth it on a GPU as one kernel each, in Triton, which comes with torch there.
+
+They give the bits of the plain operators in `strided` and `rounded`: the same hashes, the sums in the same
+order, divisions as torch rounds them. What they spare is launches, some twenty for each sketch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+__all__ = ["deal", "round_off", "widen"]
+
+_PRIME = tl.constexpr(2**31 - 1)
+_TILE = 1024
+"""Numbers that one program works on at a time."""
+
+
+def deal(
+    x: torch.Tensor, seed: torch.Tensor, k: int, order: torch.Tensor | None, real: torch.Tensor | None
+) -> torch.Tensor:
+    """The rows in some order added to k buckets in turn, with signs; those that are not real as zeros."""
+    rows, features = x.shape
+    several, tile = _shape_of_tile(min(features, 256))
+    buckets = x.new_empty(k, features)
+    with torch.cuda.device_of(x):
+        _deal[triton.cdiv(k, several), triton.cdiv(features, tile)](
+            x, seed, order, real, buckets, rows, features, k, *x.stride(),
+            ordered=order is not None, wide=x.dtype == torch.float64, several=several, tile=tile,
+        )  # fmt: skip
+    return buckets
+
+
+def round_off(
+    x: torch.Tensor, seed: torch.Tensor, bits: int, group: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The levels of the numbers of x, and the least value and the step of each group of columns."""
+    rows, features = x.shape
+    several, tile = _shape_of_tile(group)
+    number = torch.promote_types(x.dtype, torch.float32)
+    packed = rows if bits == 8 else (rows + 1) // 2
+    levels = x.new_empty(packed, features, dtype=torch.uint8)
+    least, step = (x.new_empty(rows, features // group, 1, dtype=number) for _ in range(2))
+    with torch.cuda.device_of(x):
+        _round_off[triton.cdiv(packed, several), features // group](
+            x, seed, levels, least, step, rows, packed, features, group, *x.stride(),
+            bits=bits, wide=number == torch.float64, several=several, tile=tile,
+        )  # fmt: skip
+    return levels, least, step
+
+
+def widen(
+    levels: torch.Tensor, least: torch.Tensor, step: torch.Tensor, bits: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """The numbers that levels stand for."""
+    levels, least, step = (part.contiguous() for part in (levels, least, step))
+    (rows, groups, _), (packed, features) = least.shape, levels.shape
+    several, tile = _shape_of_tile(min(features, 256))
+    numbers = least.new_empty(rows, features, dtype=dtype)
+    with torch.cuda.device_of(levels):
+        _widen[triton.cdiv(packed, several), triton.cdiv(features, tile)](
+            levels, least, step, numbers, rows, packed, features, features // groups,
+            bits=bits, several=several, tile=tile,
+        )  # fmt: skip
+    return numbers
+
+
+def _shape_of_tile(columns: int) -> tuple[int, int]:
+    """Powers of two: as many columns as are wanted, or a few more, and rows to fill the tile."""
+    wide = int(triton.next_power_of_2(columns))
+    return max(1, _TILE // wide), wide
+
+
+@triton.jit
+def _modulo(value):
+    """The rest of a number below 2^62 modulo 2^31 - 1, without a division."""
+    value = (value & _PRIME) + (value >> 31)
+    value = (value & _PRIME) + (value >> 31)
+    return tl.where(value >= _PRIME, value - _PRIME, value)
+
+
+@triton.jit
+def _hashed(index, coefficients):
+    """The value of a polynomial at each index, as in `draw`."""
+    value = _modulo(tl.load(coefficients + 1) + index * tl.load(coefficients))
+    value = _modulo(tl.load(coefficients + 2) + index * value)
+    return _modulo(tl.load(coefficients + 3) + index * value)
+
+
+@triton.jit
+def _deal(
+    x,
+    seed,
+    order,
+    real,
+    buckets,
+    rows,
+    features,
+    k,
+    row_step,
+    column_step,
+    ordered: tl.constexpr,
+    wide: tl.constexpr,
+    several: tl.constexpr,
+    tile: tl.constexpr,
+):
+    number: tl.constexpr = tl.float64 if wide else tl.float32
+    bucket = tl.program_id(0).to(tl.int64) * several + tl.arange(0, several)
+    column = tl.program_id(1).to(tl.int64) * tile + tl.arange(0, tile)
+    total = tl.zeros((several, tile), number)
+    for start in range(0, rows, k):
+        index = bucket + start
+        inside = (bucket < k) & (index < rows)
+        factor = (1 - 2 * (_hashed(index, seed) & 1)).to(number)
+        row = index
+        if ordered:
+            row = tl.load(order + index, mask=inside, other=0)
+            factor = factor * tl.load(real + row, mask=inside, other=0).to(number)
+        at = x + row[:, None] * row_step + column[None] * column_step
+        part = tl.load(at, mask=inside[:, None] & (column < features)[None], other=0)
+        total += part.to(number) * factor[:, None]
+    at = buckets + bucket[:, None] * features + column[None]
+    tl.store(at, total.to(buckets.dtype.element_ty), mask=(bucket < k)[:, None] & (column < features)[None])
+
+
+@triton.jit
+def _uniform(index, coefficients, number: tl.constexpr):
+    return (_hashed(index, coefficients).to(number) + 0.5) * tl.full((1,), 1 / _PRIME, number)
+
+
+@triton.jit
+def _divided(over, under):
+    """Rounded as torch rounds it; Triton's own division of single precision is not."""
+    return over / under if over.dtype == tl.float64 else tl.div_rn(over, under)
+
+
+@triton.jit
+def _levels(
+    x,
+    seed,
+    least,
+    step,
+    row,
+    inside,
+    column,
+    features,
+    group,
+    row_step,
+    column_step,
+    most: tl.constexpr,
+    number: tl.constexpr,
+):
+    """The levels of some rows of one group, whose scales are written down."""
+    here = inside[:, None] & (column < group)[None]
+    first = tl.program_id(1).to(tl.int64) * group
+    at = x + row[:, None] * row_step + (first + column)[None] * column_step
+    part = tl.load(at, mask=here, other=0).to(number)
+    low = tl.min(tl.where(here, part, float("inf")), 1)
+    high = tl.max(tl.where(here, part, float("-inf")), 1)
+    distance = (high - low) * tl.full((1,), 1 / most, number)
+    scale = row * (features // group) + tl.program_id(1)
+    tl.store(least + scale, low, mask=inside)
+    tl.store(step + scale, distance, mask=inside)
+    place = _divided(part - low[:, None], tl.where(distance > 0, distance, 1)[:, None])
+    dither = _uniform(row, seed, number)[:, None] + _uniform(first + column, seed + 4, number)[None]
+    level = tl.floor(place + (dither - tl.floor(dither)))
+    return tl.minimum(tl.maximum(level, 0), most).to(tl.uint8)
+
+
+@triton.jit
+def _round_off(
+    x,
+    seed,
+    levels,
+    least,
+    step,
+    rows,
+    packed,
+    features,
+    group,
+    row_step,
+    column_step,
+    bits: tl.constexpr,
+    wide: tl.constexpr,
+    several: tl.constexpr,
+    tile: tl.constexpr,
+):
+    number: tl.constexpr = tl.float64 if wide else tl.float32
+    most: tl.constexpr = 2**bits - 1
+    row = tl.program_id(0).to(tl.int64) * several + tl.arange(0, several)
+    column = tl.arange(0, tile)
+    byte = _levels(
+        x, seed, least, step, row, row < packed, column, features, group, row_step, column_step, most, number
+    )
+    if bits == 4:
+        above = row + packed
+        high = _levels(
+            x, seed, least, step, above, (row < packed) & (above < rows), column, features, group, row_step,
+            column_step, most, number,
+        )  # fmt: skip
+        byte = byte | tl.where((above < rows)[:, None], high << 4, 0).to(tl.uint8)
+    at = levels + row[:, None] * features + tl.program_id(1).to(tl.int64) * group + column[None]
+    tl.store(at, byte, mask=(row < packed)[:, None] & (column < group)[None])
+
+
+@triton.jit
+def _widen(
+    levels,
+    least,
+    step,
+    numbers,
+    rows,
+    packed,
+    features,
+    group,
+    bits: tl.constexpr,
+    several: tl.constexpr,
+    tile: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * several + tl.arange(0, several)
+    column = tl.program_id(1).to(tl.int64) * tile + tl.arange(0, tile)
+    here = (row < packed)[:, None] & (column < features)[None]
+    byte = tl.load(levels + row[:, None] * features + column[None], mask=here, other=0)
+    _write(byte & 15 if bits == 4 else byte, row, column, here, least, step, numbers, features, group)
+    if bits == 4:
+        above = row + packed
+        here = here & (above < rows)[:, None]
+        _write(byte >> 4, above, column, here, least, step, numbers, features, group)
+
+
+@triton.jit
+def _write(
+    level,
+    row,
+    column,
+    here,
+    least,
+    step,
+    numbers,
+    features,
+    group,
+):
+    scale = row[:, None] * (features // group) + (column // group)[None]
+    low = tl.load(least + scale, mask=here, other=0)
+    distance = tl.load(step + scale, mask=here, other=0)
+    number = low + level.to(low.dtype) * distance
+    tl.store(numbers + row[:, None] * features + column[None], number.to(numbers.dtype.element_ty), mask=here)
