@@ -27,8 +27,7 @@ def draw_seed(like: torch.Tensor) -> torch.Tensor:
     return torch.randint(_PRIME, _SHAPE, device=like.device)
 
 
-@torch.library.custom_op("lowtide::seed", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
-def _traced_seed(like: torch.Tensor) -> torch.Tensor:
+def _seed(like: torch.Tensor) -> torch.Tensor:
     """The same as an operator of its own, which every compiler runs once.
 
     torch's partitioner draws `randint` a second time for the backward (seen in 2.13), which would then use
@@ -37,9 +36,10 @@ def _traced_seed(like: torch.Tensor) -> torch.Tensor:
     return torch.randint(_PRIME, _SHAPE, device=like.device)
 
 
-@_traced_seed.register_fake
-def _(like: torch.Tensor) -> torch.Tensor:
-    return like.new_empty(_SHAPE, dtype=torch.int64)
+torch.library.define("lowtide::seed", "(Tensor like) -> Tensor", tags=torch.Tag.nondeterministic_seeded)
+torch.library.impl("lowtide::seed", "CompositeExplicitAutograd", _seed)
+torch.library.register_fake("lowtide::seed", lambda like: like.new_empty(_SHAPE, dtype=torch.int64))
+_traced_seed = torch.ops.lowtide.seed.default
 
 
 def signs(index: torch.Tensor, seed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

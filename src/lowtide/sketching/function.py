@@ -71,7 +71,8 @@ class _WeightGradient(torch.autograd.Function):
     """Hands the output on, and gives the weight a gradient from what was kept."""
 
     @staticmethod
-    def forward(
+    def forward(  # type: ignore[override]  # without setup_context, for which torch binds a signature each time
+        ctx: Any,
         output: torch.Tensor,
         weight: torch.Tensor,
         kind: str,
@@ -81,15 +82,11 @@ class _WeightGradient(torch.autograd.Function):
         real: torch.Tensor | None,
         *kept: torch.Tensor,
     ) -> torch.Tensor:
+        ctx.kind, ctx.k, ctx.marked, ctx.dtype = kind, k, marked, weight.dtype
+        again = (seed, real) if KINDS[kind].redraws else (None, None)
+        ctx.save_for_backward(*again, *kept)
         # not a view to autograd, so that the next layer may change it in place; nothing keeps the first one
         return torch.ops.aten._unsafe_view.default(output, output.shape)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        _, weight, ctx.kind, ctx.k, ctx.marked, seed, real, *kept = inputs
-        ctx.dtype = weight.dtype
-        again = (seed, real) if KINDS[ctx.kind].redraws else (None, None)
-        ctx.save_for_backward(*again, *kept)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
