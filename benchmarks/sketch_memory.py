@@ -16,7 +16,8 @@ backward keeps its output, so a sketch of it would come on top.
 "eager" runs the model as it is, and caps with the executor "eager"; "compiled" uses torch.compile, and caps
 with "inductor". A cap "as strided 10%" has for its budget the peak which that sketch reached in the same
 way of running, and "both" 80 % of it. Times are medians; `plain_milliseconds` in a row is the plain eager
-step of the same process.
+step of the same process. `kernel_milliseconds` is the time of a step's kernels alone: in bfloat16 these steps
+are so short that launching their kernels takes longer than running them.
 
 A process for each batch, dtype and way of running compiles while others do; measuring goes in turns. Rows
 that the results file has are not made again, unless they failed, so a run can be stopped and continued.
@@ -112,6 +113,7 @@ class Worker:
         cuda = self.stand.device.type == "cuda"
         return {
             "plain_milliseconds": self.plain["milliseconds"],
+            "plain_kernel_milliseconds": self.plain.get("kernel_milliseconds"),
             "resident": sum(part.numel() * part.element_size() for part in self.stand.held),
             "device": torch.cuda.get_device_name() if cuda else platform.machine(),
             "torch": torch.__version__,

@@ -113,7 +113,12 @@ def table(known: dict[tuple[Group, Way], Row], dtype: str, how: str) -> str:
     head = ["step", "kept of inputs", "peak, GiB", "saved"]
     paper = (dtype, how) == ("float32", "eager")
     head += ["saved with the paper's attention", "in the paper"] if paper else []
-    head += ["time", "exact, recomputed to that peak: time", f"both, at {LOWER} of that peak: time"]
+    head += [
+        "time",
+        "kernels alone",
+        "exact, recomputed to that peak: time",
+        f"both, at {LOWER} of that peak: time",
+    ]
     lines = [head, ["---", "---", *["---:"] * (len(head) - 2)]]
     for case in CASES:
         group = Group(case, dtype, "sdpa", how)
@@ -126,12 +131,12 @@ def table(known: dict[tuple[Group, Way], Row], dtype: str, how: str) -> str:
 def line(known: dict[tuple[Group, Way], Row], group: Group, sketch: str, *, paper: bool) -> list[str]:
     row = known[group, Way(sketch)]
     if "peak" not in row:
-        return [CASES[group.case], sketch, row.get("error", ""), *[""] * (6 if paper else 4)]
+        return [CASES[group.case], sketch, row.get("error", ""), *[""] * (7 if paper else 5)]
     cells = [CASES[group.case], sketch, f"{row['peak'] / 2**30:.2f}", saved(known, group, sketch)]
     if paper:
         old = group._replace(attention="eager")
         cells += [saved(known, old, sketch), PAPER[group.case].get(sketch, "")]
-    cells.append(time(row))
+    cells += [time(row), time(row, "kernel_milliseconds")]
     exact, both = (known.get((group, way)) for way in (Way(cap=f"as {sketch}"), Way(sketch, LOWER)))
     return [*cells, time(exact), time(both)]
 
@@ -142,10 +147,10 @@ def saved(known: dict[tuple[Group, Way], Row], group: Group, sketch: str) -> str
     return f"{1 - row / base:.1%}".replace("%", " %") if base and row and sketch != "none" else ""
 
 
-def time(row: Row | None) -> str:
-    """The time of a step, of that of the plain model in the same run."""
+def time(row: Row | None, name: str = "milliseconds") -> str:
+    """A time of a step, of that of the plain model in the same run."""
     if row is None:
         return ""
     if "milliseconds" not in row:
         return "does not fit" if row.get("refused") else "failed"
-    return f"{row['milliseconds'] / row['plain_milliseconds']:.2f}"
+    return f"{row[name] / row[f'plain_{name}']:.2f}" if row.get(name) else ""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 import lowtide
 from encoders import Transformers
@@ -118,4 +119,13 @@ def measured(stand: Training, call: Call, seconds: float) -> Row:
         return {"peak": peak, **calm(lambda: clock(stand, call, steps))}
     torch.cuda.reset_peak_memory_stats()
     times = calm(lambda: clock(stand, call, steps))
-    return {"peak": torch.cuda.max_memory_allocated(), **times, "timed_steps": steps}
+    peak = torch.cuda.max_memory_allocated()
+    return {"peak": peak, **times, "timed_steps": steps, "kernel_milliseconds": kernel_time(stand, call)}
+
+
+def kernel_time(stand: Training, call: Call) -> float:
+    """The time of the kernels alone: what a step takes where launching them is not what takes time."""
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        stand.step(call)
+        torch.cuda.synchronize()
+    return round(sum(event.self_device_time_total for event in found.key_averages()) / 1e3, 3)

@@ -1,6 +1,8 @@
 """On a GPU: the allocator is the judge of the simulator, and recomputation changes no bit."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -80,6 +82,21 @@ def test_other_models_on_the_device_are_counted():
     other = torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda")
     beside = _peak(model, args, kwargs)
     assert abs(beside - alone - other.numel()) <= BLOCK
+
+
+FIRST_STEP = """
+import torch, lowtide
+model, x = torch.nn.Linear(512, 512).cuda(), torch.randn(4096, 512, device="cuda")
+lowtide.cap(model, "100%")
+model(x).square().mean().backward()
+print(lowtide.plan_of(model).peak, torch.cuda.max_memory_allocated())
+"""
+
+
+def test_workspaces_that_a_first_step_takes_are_predicted():
+    ran = subprocess.run([sys.executable, "-c", FIRST_STEP], capture_output=True, text=True, check=True)
+    predicted, measured = map(int, ran.stdout.split())
+    assert measured <= predicted + BLOCK
 
 
 def _peak(model, args, kwargs):

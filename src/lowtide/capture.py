@@ -339,9 +339,10 @@ def _leave_missing_gradients_out(results: Any) -> None:
 def _warm_up(device: torch.device) -> None:
     """Let cuBLAS take its workspaces, in this thread and in autograd's, before memory is read.
 
-    While torch captures a step, autograd has no thread of its own unless it is asked for.
+    While torch captures a step, tensors are fake and autograd has no thread of its own, unless asked for.
     """
-    with torch.enable_grad(), torch.autograd.set_multithreading_enabled(True):
+    real, threads = private("without_modes")(), torch.autograd.set_multithreading_enabled(True)
+    with real, threads, torch.enable_grad():
         for dtype in (torch.float32, torch.bfloat16):
             weight = torch.ones(16, 16, device=device, dtype=dtype, requires_grad=True)
             torch.addmm(weight[0], torch.mm(weight, weight), weight).sum().backward()

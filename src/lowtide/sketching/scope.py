@@ -76,22 +76,11 @@ class Scope:
         state = (source._version, None if real is None else id(self.real))
         if key not in self.sketches:
             weakref.finalize(storage, self.sketches.pop, key, None).atexit = False
-        entry = self.sketches.get(key)
-        seed, kept = self.find(entry if entry is not None and entry.state == state else None, x)
+        entry, frame = self.sketches.get(key), self.frame()
+        seed, kept = _find(entry if entry is not None and entry.state == state else None, frame, x)
         kept = kept or _compress(x, choice, seed, real)
-        self.sketches[key] = _Entry(state, self.frame(), seed, tuple(map(_Weak, kept)))
+        self.sketches[key] = _Entry(state, frame, seed, tuple(map(_Weak, kept)))
         return seed, kept
-
-    def find(self, entry: _Entry | None, x: torch.Tensor) -> tuple[torch.Tensor, Kept]:
-        """The seed for an input, drawn where it is new to its frame, and the sketch if it is still there."""
-        known = entry is not None and entry.frame is not None and entry.frame.is_now(self.frame())
-        seed = None if known else draw_seed(x)
-        kept = () if entry is None else tuple(weak() for weak in entry.kept)
-        there = bool(kept) and all(tensor is not None for tensor in kept)
-        if entry is not None and (known or there):
-            seed = entry.seed
-        assert seed is not None
-        return seed, kept if there else ()  # type: ignore[return-value]
 
     def frame(self) -> Frame | None:
         """What an input is new to: a call of the model, or a run of a part that is checkpointed."""
@@ -176,6 +165,18 @@ class _Weak:
         dtype, device, shape, stride = self.like
         found: torch.Tensor = torch.empty(0, dtype=dtype, device=device)
         return found.set_(storage, 0, shape, stride)  # type: ignore[call-overload,no-any-return]
+
+
+def _find(entry: _Entry | None, frame: Frame | None, x: torch.Tensor) -> tuple[torch.Tensor, Kept]:
+    """The seed for an input, drawn where it is new to its frame, and the sketch if it is still there."""
+    known = entry is not None and entry.frame is not None and entry.frame.is_now(frame)
+    seed = None if known else draw_seed(x)
+    kept = () if entry is None else tuple(weak() for weak in entry.kept)
+    there = bool(kept) and all(tensor is not None for tensor in kept)
+    if entry is not None and (known or there):
+        seed = entry.seed
+    assert seed is not None
+    return seed, kept if there else ()  # type: ignore[return-value]
 
 
 def _compress(x: torch.Tensor, choice: Choice, seed: torch.Tensor, real: torch.Tensor | None) -> Kept:
