@@ -280,6 +280,13 @@ class Odd(nn.Module):
 def odd():
     return Odd(), torch.ones(4)
 
+class Missum(nn.Module):
+    def forward(self, x):
+        return model(x).sum(dim=7)
+
+def missum():
+    return Missum(), torch.ones(4, 8)
+
 class Break(nn.Module):
     def forward(self, x):
         return model(x) if x.sum() > 0 else x
@@ -402,6 +409,8 @@ def test_capture_of_what_a_step_can_return(shell: Shell, model_file: Path, step:
         ("small_model:misfit", "the step itself seems to raise an error: RuntimeError("),
         ("small_model:odd", "seems to raise an error: ValueError('an odd one')"),
         ("small_model:odd", "small_model.py:45)"),
+        ("small_model:missum", "the step itself seems to raise an error: IndexError('Dimension out of range"),
+        ("small_model:missum", "small_model.py:52)"),
         ("small_model:branch", "the step is not one graph"),
         ("small_model:untrained", "gradient"),
         (

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import torch
 
 from ._torch import capture_settings, private
-from .breaks import clear_errors
+from .breaks import clear_errors, users_error
 from .capped import Capped, fresh
 from .capture import Captured, Piece, capturing
-from .errors import CaptureError, GraphBreak, LowtideError
+from .errors import CaptureError, LowtideError
 from .meta import fakes_for_meta
 from .options import Options
 from .plan import Plan
@@ -175,10 +175,11 @@ def plan(
     except private("BackendCompilerFailed") as error:
         if not isinstance(error.inner_exception, Captured):
             raise
-    except GraphBreak as error:
-        if error.may_be_users:
-            _must_fit(model, batch, kwargs or {})
-        raise
+    except CaptureError as error:
+        if not error.may_be_users:
+            raise
+        _must_fit(model, batch, kwargs or {})
+        raise users_error(error) from error.__cause__
     if piece.plan is None:
         raise CaptureError("torch captured no graph: the step has no tensor operation")
     made = piece.plan if piece.plan.budget is None else piece.plan.with_bound()

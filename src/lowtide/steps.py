@@ -13,23 +13,20 @@ import importlib.util
 import inspect
 import logging
 import os
-import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import CaptureError, GraphBreak, LowtideError
+from .errors import CaptureError, LowtideError
+from .lines import own_lines, place, with_lines
 from .plan import Plan
 
 __all__ = ["Step", "capture_step", "found_step", "make_step", "names_a_step", "takes_a_size", "users_code"]
-
-FRAMES = 3
-"""The most lines of the user's own that an error shows."""
 
 NAMES = 8
 """The most functions of the user's own that an error lists."""
@@ -240,41 +237,9 @@ def users_code(trouble: str) -> Iterator[None]:
     """Tell an error of the user's code in one paragraph, with the lines that it came through."""
     try:
         yield
-    except GraphBreak as error:
-        said = re.search(r"(?:got|raised exception) (\w+\(.*\))", str(error.__cause__))
-        if not error.may_be_users or said is None:
-            raise
-        frames = _own(getattr(error.__cause__, "real_stack", None) or ())
-        plain = re.sub(r"\[ConstantVariable\(\w+: (.*?)\)\]", r"\1", said[1])  # as torch 2.11 shows a value
-        told = f"the step itself seems to raise an error: {plain}{_place(frames)}"
-        raise _with_lines(CaptureError(told), frames) from error
     except LowtideError:
         raise
     except (Exception, SystemExit) as error:
-        frames = _own(traceback.extract_tb(error.__traceback__))
-        told = f"{trouble}: {type(error).__name__}: {error}{_place(frames)}"
-        raise _with_lines(CaptureError(told), frames) from error
-
-
-def _own(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """The lines of a stack that are the user's own."""
-    from .breaks import is_internal
-
-    return [frame for frame in stack if not is_internal(frame.filename) and "<frozen" not in frame.filename]
-
-
-def _place(frames: list[traceback.FrameSummary]) -> str:
-    return f" ({_line(frames[-1])})" if frames else ""
-
-
-def _line(frame: traceback.FrameSummary) -> str:
-    """A file and a line in it, from the current folder on."""
-    path, here = Path(frame.filename), Path.cwd()
-    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{frame.lineno}"
-
-
-def _with_lines(error: CaptureError, frames: list[traceback.FrameSummary]) -> CaptureError:
-    """The error with the last lines of the user's own below it."""
-    for frame in frames[-FRAMES:]:
-        error.add_note(f"  {_line(frame)}, in {frame.name}\n    {frame.line}")
-    return error
+        lines = own_lines(traceback.extract_tb(error.__traceback__))
+        told = f"{trouble}: {type(error).__name__}: {error}{place(lines)}"
+        raise with_lines(CaptureError(told), lines) from error
