@@ -336,6 +336,16 @@ def one_tuple():
 
 def half():
     return Pair(), torch.ones(4, 8)
+
+class Levels(OneDict):
+    def forward(self, batch):
+        return self.inner(batch[0]).sum() + self.inner(batch[1]).sum()
+
+def numbered():
+    return Levels(), {0: torch.ones(4, 8), 1: torch.ones(2, 8)}
+
+def numbered_names():
+    return Pair(), (torch.ones(4, 8),), {"y": torch.ones(4, 1), 1: torch.ones(4, 1)}
 """
 
 
@@ -379,7 +389,15 @@ def test_capture_of_a_file_in_another_folder(shell: Shell, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("step", "inputs"),
-    [("named", 2), ("by_name", 2), ("one_dict", 1), ("pair", 2), ("pair_from_a_loader", 2), ("one_tuple", 2)],
+    [
+        ("named", 2),
+        ("by_name", 2),
+        ("one_dict", 1),
+        ("numbered", 2),
+        ("pair", 2),
+        ("pair_from_a_loader", 2),
+        ("one_tuple", 2),
+    ],
 )
 def test_capture_of_what_a_step_can_return(shell: Shell, model_file: Path, step: str, inputs: int) -> None:
     assert shell("capture", f"{model_file}:{step}", "-o", "m.json")[0] == 0
@@ -411,6 +429,10 @@ def test_capture_of_what_a_step_can_return(shell: Shell, model_file: Path, step:
         ("small_model:odd", "small_model.py:45)"),
         ("small_model:missum", "the step itself seems to raise an error: IndexError('Dimension out of range"),
         ("small_model:missum", "small_model.py:52)"),
+        (
+            "small_model:numbered_names",
+            "returns are for model(*batch, **kwargs): their keys must be names, not 1. A dict",
+        ),
         ("small_model:branch", "the step is not one graph"),
         ("small_model:untrained", "gradient"),
         (

@@ -137,6 +137,7 @@ def _read(made: Any, name: str) -> Step:
     parts = made if isinstance(made, tuple) else ()
     match parts:
         case (model, tuple(batch), dict(kwargs)) if callable(model):
+            _must_be_names(kwargs, name)
             return Step(model, batch, kwargs)
         case (model, Mapping() as batch) if callable(model) and _takes_by_name(model, batch):
             return Step(model, (), dict(batch))
@@ -151,9 +152,22 @@ def _read(made: Any, name: str) -> Step:
     )
 
 
+def _must_be_names(kwargs: Mapping[Any, Any], name: str) -> None:
+    if others := _not_names(kwargs):
+        shown = ", ".join(map(repr, others[:NAMES]))
+        raise CaptureError(
+            f"the kwargs that {name}() returns are for model(*batch, **kwargs): their keys must be names, "
+            f"not {shown}. A dict with such keys can be an argument itself: return model, batch"
+        )
+
+
+def _not_names(batch: Mapping[Any, Any]) -> list[Any]:
+    return [key for key in batch if not isinstance(key, str)]
+
+
 def _takes_by_name(model: Callable[..., Any], batch: Mapping[Any, Any]) -> bool:
     """Whether a dict is a batch by name, as `transformers` has it, and not one argument."""
-    return _fits(getattr(model, "forward", model), **batch) is True
+    return not _not_names(batch) and _fits(getattr(model, "forward", model), **batch) is True
 
 
 def _takes_unpacked(model: Callable[..., Any], batch: Sequence[Any]) -> bool:
