@@ -41,7 +41,8 @@ def cap(
     """Cap the peak memory of a training step, in place for a module; returns the model.
 
     The budget is the whole peak on the device, in bytes or as in "8GiB", "60%", "free", "min". The plan is
-    made at the first training call, for that batch's shapes. A plain callable is returned wrapped.
+    made at the first training call, for that batch's shapes. A plain callable is returned wrapped. A copy of
+    a capped module, by `copy.deepcopy` or pickling, is not capped.
 
     The executor "eager" runs the plan op by op: gradients, buffers and random state are bitwise those of the
     same step keeping everything. "inductor" compiles it into the fused kernels of torch.compile: the peak is
@@ -69,7 +70,9 @@ def cap(
             "this model is compiled in place already (model.compile()); cap it instead of compiling it, or "
             'compile it with backend="lowtide"'
         )
-    model._compiled_call_impl = Capped(_call_of(model), chosen, module=model)
+    capped = Capped(_call_of(model), chosen, module=model)
+    model._compiled_call_impl = capped
+    model.__lowtide__ = capped  # type: ignore[assignment]  # copies leave out the other, and this one says so
     return model
 
 
@@ -92,7 +95,8 @@ def _wrap(function: Callable[..., Any], options: Options) -> Any:
 
 
 def _capped(model: Any) -> Capped | None:
-    found = getattr(model, "__lowtide__", None) or getattr(model, "_compiled_call_impl", None)
+    name = "_compiled_call_impl" if isinstance(model, torch.nn.Module) else "__lowtide__"
+    found = getattr(model, name, None)
     return found if isinstance(found, Capped) else None
 
 
@@ -109,6 +113,7 @@ def uncap(model: F) -> F:
         raise LowtideError("this model is not capped: there is nothing to undo")
     if isinstance(model, torch.nn.Module):
         model._compiled_call_impl = None
+        del model.__lowtide__
         return model
     return capped.function  # type: ignore[return-value]
 

@@ -118,6 +118,11 @@ class Capped:
             self.say_plans(entry.pieces[before:])
         return result
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles of a capped model have None in its place, and load without Lowtide."""
+        self.say("a copy of a capped model is not capped: lowtide.cap the copy, too, if it is to be trained")
+        return type(None), ()
+
     def one_at_a_time(self, entry: Entry) -> AbstractContextManager[Any]:
         """Let only one thread capture at a time; planned steps need no lock."""
         return nullcontext() if entry.pieces else capturing
