@@ -200,6 +200,7 @@ def test_compare_gives_the_reason_of_a_method_that_cannot(
         (("--methods", "auto,,keep_all"), "--methods 'auto,,keep_all' has an empty item"),
         (("--budgets", ""), "--budgets '' has an empty item"),
         (("--budgets", "50%,lots"), "budget 'lots' cannot be read"),
+        (("--budgets", "-5%,50%"), "budget '-5%' is not above zero"),
         (("--budgets", "50%,min"), "the smallest peak of each method is always shown"),
         (("--budgets", "free"), "it is known where the step runs"),
     ],
@@ -487,7 +488,9 @@ def test_what_is_no_graph_file_is_refused(shell: Shell, tmp_path: Path, verb: tu
     ("words", "said"),
     [
         (("--budget", "lots"), "budget 'lots' cannot be read"),
-        (("--budget", "-5"), "budget '-5' cannot be read"),
+        (("--budget", "-5"), "budget '-5' is not above zero"),
+        (("--budget", "-5MiB"), "budget '-5MiB' is not above zero; write an integer of bytes"),
+        (("--budget", "-.5GiB"), "budget '-.5GiB' is not above zero"),
         (("--budget", "0"), "not above zero"),
         (("--budget", "free"), "it is known where the step runs"),
         (("--budget", "50%", "--method", "magic"), "'magic' is not known; choose one of auto"),
