@@ -16,6 +16,7 @@ from .capped import Capped, fresh
 from .capture import Captured, Piece, capturing
 from .errors import CaptureError, LowtideError
 from .meta import fakes_for_meta
+from .misfit import misfit
 from .options import Options
 from .plan import Plan
 from .say import planning
@@ -203,20 +204,16 @@ def _note_on_eval(model: Callable[..., Any]) -> tuple[str, ...]:
 def _must_fit(model: Callable[..., Any], batch: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse a batch that the model cannot be called with; a capped call raises Python's own error."""
     function = getattr(model, "forward", model)
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some callables do not tell what they take
+    reason = misfit(function, *batch, **kwargs)
+    if reason is None:
         return
-    try:
-        signature.bind(*batch, **kwargs)
-    except TypeError as error:
-        name = getattr(function, "__qualname__", type(model).__name__)
-        given = ", ".join([*(type(each).__name__ for each in batch), *(f"{key}=" for key in kwargs)])
-        raise CaptureError(
-            f"{name}({_shown(signature)}) cannot be called with ({given}): {error}. A step is "
-            "model(*batch, **kwargs): a tuple or a dict counts as one argument unless it is unpacked, and "
-            "named arguments go into kwargs={...}"
-        ) from None
+    name = getattr(function, "__qualname__", type(model).__name__)
+    given = ", ".join([*(type(each).__name__ for each in batch), *(f"{key}=" for key in kwargs)])
+    raise CaptureError(
+        f"{name}({_shown(inspect.signature(function))}) cannot be called with ({given}): {reason}. A step is "
+        "model(*batch, **kwargs): a tuple or a dict counts as one argument unless it is unpacked, and "
+        "named arguments go into kwargs={...}"
+    ) from None
 
 
 def _shown(signature: inspect.Signature, most: int = 6) -> str:

@@ -24,6 +24,7 @@ from typing import Any
 
 from .errors import CaptureError, LowtideError
 from .lines import own_lines, place, with_lines
+from .misfit import misfit
 from .plan import Plan
 
 __all__ = ["Step", "capture_step", "found_step", "make_step", "names_a_step", "takes_a_size", "users_code"]
@@ -101,7 +102,7 @@ def make_step(function: Callable[..., Any], size: int | None = None) -> Step:
             f"{name}() takes no batch size. Let it take one and make a batch of that size, as in "
             f"def {name}(batch_size=8): return model, torch.empty(batch_size, ...)"
         )
-    if size is None and _needs_an_argument(function):
+    if size is None and misfit(function) is not None:
         raise CaptureError(
             f"{name}() needs an argument: give it a default, as in def {name}(batch_size=8), or call the "
             "verb with --batch-size"
@@ -114,22 +115,7 @@ def make_step(function: Callable[..., Any], size: int | None = None) -> Step:
 
 def takes_a_size(function: Callable[..., Any]) -> bool:
     """Whether a function can be called with one argument."""
-    return _fits(function, 1) is not False
-
-
-def _needs_an_argument(function: Callable[..., Any]) -> bool:
-    return _fits(function) is False
-
-
-def _fits(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> bool | None:
-    """Whether a function can be called so; None where it does not tell what it takes."""
-    try:
-        inspect.signature(function).bind(*arguments, **named)
-    except TypeError:
-        return False
-    except ValueError:
-        return None
-    return True
+    return misfit(function, 1) is None
 
 
 def _read(made: Any, name: str) -> Step:
@@ -167,13 +153,13 @@ def _not_names(batch: Mapping[Any, Any]) -> list[Any]:
 
 def _takes_by_name(model: Callable[..., Any], batch: Mapping[Any, Any]) -> bool:
     """Whether a dict is a batch by name, as `transformers` has it, and not one argument."""
-    return not _not_names(batch) and _fits(getattr(model, "forward", model), **batch) is True
+    return not _not_names(batch) and misfit(getattr(model, "forward", model), **batch) is None
 
 
 def _takes_unpacked(model: Callable[..., Any], batch: Sequence[Any]) -> bool:
     """Whether a tuple is the whole batch: the model takes its items, and not the tuple as one argument."""
     called = getattr(model, "forward", model)
-    return _fits(called, *batch) is True and _fits(called, batch) is False
+    return misfit(called, *batch) is None and misfit(called, batch) is not None
 
 
 def capture_step(
