@@ -24,6 +24,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import lowtide
+from commit import commit
 from networks import NETWORKS, Bottleneck, DenseBlock, GPTBlock
 
 SHARES = ("80%", "60%", "45%", "min")
@@ -144,15 +145,6 @@ def bench(name: str, steps: int, shares: tuple[str, ...]) -> list[dict[str, Any]
         rows.append(row)
         say(row, eager["seconds"])
     return rows
-
-
-def commit() -> str:
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return found.stdout.strip()
 
 
 def say(row: dict[str, Any], base: float) -> None:

@@ -11,7 +11,6 @@ import gc
 import os
 import platform
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterable
@@ -20,6 +19,7 @@ from pathlib import Path
 import torch
 
 import lowtide
+from commit import commit
 from headtohead_measure import Outcome, Stand, measured
 from headtohead_models import SUBJECTS
 from headtohead_results import BROKEN, OURS, TOOLS, Key, Row, append, key, read
@@ -148,7 +148,7 @@ class Worker:
             "device": torch.cuda.get_device_name() if cuda else platform.machine(),
             "torch": torch.__version__,
             "lowtide": lowtide.__version__,
-            **commit(),
+            "commit": commit(),
             "command": self.command(name, setting),
         }
         return {**row, "tiny": True} if self.tiny else row
@@ -185,15 +185,6 @@ def without_paths(text: str) -> str:
     """The first lines of an error, on one, with the names of files but not where they lie."""
     text = re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", text)
     return " ".join(text.split())[:300]
-
-
-def commit() -> dict[str, str]:
-    command = ["git", "describe", "--always", "--dirty"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
-    except (OSError, subprocess.CalledProcessError):
-        return {}
-    return {"commit": found.stdout.strip()}
 
 
 def say(row: Row, turn: Turn) -> None:

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from commit import commit
 from lowtide import work
-from plans import commit
 
 RESULTS = Path(__file__).parent / "results" / "loops-h200.jsonl"
 FEW, MANY = 8, 24

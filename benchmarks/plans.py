@@ -18,14 +18,13 @@ import hashlib
 import multiprocessing
 import resource
 import signal
-import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
+from commit import commit
 from corpus import FOLDER, names
 from plan_methods import ROWS, rows
 from plan_results import BOUND, RESULTS, Pair, Row, read, write
@@ -47,13 +46,6 @@ def arranged(results: Rows) -> Rows:
 def ordered(pairs: Iterable[Pair]) -> list[Pair]:
     graphs, methods = names(), list(ROWS)
     return sorted(pairs, key=lambda pair: (graphs.index(pair[0]), methods.index(pair[1])))
-
-
-@cache
-def commit() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
-    return found.stdout.strip() or "unknown"
 
 
 def sources(method: str) -> Iterator[Path]:

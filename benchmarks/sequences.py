@@ -31,9 +31,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lowtide
+from commit import commit
 from headtohead_results import append
 from lowtide.solve.sequence import forward_count
-from plans import commit
 from sequences_picture import picture
 from sequences_results import RESULTS, Row, key, read, table
 

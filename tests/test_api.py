@@ -1,6 +1,7 @@
 """`cap` as a user meets it: in place, undone, per shape, in eval mode, with gradients that add up."""
 
 import copy
+import pickle
 import threading
 
 import pytest
@@ -78,11 +79,31 @@ def test_hooks_run(model, x):
     assert seen == ["before", "inner"]
 
 
-def test_copy_and_pickle_of_a_capped_model_are_plain(model, x):
-    lowtide.cap(model, "60%")
-    twin = copy.deepcopy(model)
-    assert twin._compiled_call_impl is None
-    twin(x).backward()
+class WithStateOfItsOwn(torch.nn.Linear):
+    def __getstate__(self):
+        return vars(self)
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Linear, WithStateOfItsOwn])
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
+)
+def test_copies_of_a_capped_model_are_not_capped_and_it_says_so_once(kind, again, caplog_lowtide):
+    model = lowtide.cap(kind(4, 4), "1MiB")
+    for _ in range(2):
+        twin = again(model)
+        with pytest.raises(lowtide.LowtideError, match="not capped"):
+            lowtide.plan_of(twin)
+    (said,) = caplog_lowtide
+    assert "a copy of a capped model is not capped" in said
+    assert torch.equal(twin(torch.ones(2, 4)), model(torch.ones(2, 4)))
+    lowtide.cap(twin, "1MiB")(torch.ones(2, 4)).sum().backward()
+    assert lowtide.plan_of(twin) is not None
+
+
+def test_copies_of_a_model_that_is_capped_no_longer_say_nothing(caplog_lowtide):
+    copy.deepcopy(lowtide.uncap(lowtide.cap(torch.nn.Linear(4, 4), "1MiB")))
+    assert caplog_lowtide == []
 
 
 def test_function_is_wrapped(model, x):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -68,6 +68,7 @@ def found() -> lowtide.LargestBatch:
     return lowtide.largest_batch(make, "256KiB")
 
 
+@example(fixed=1373, noise=[{4: 1.021484375, 8: 1.002, 55: 0.984375}.get(size, 1.0) for size in range(64)])
 @given(st.integers(0, 10**5), st.lists(st.floats(0.97, 1.03), min_size=64, max_size=64))
 def test_a_line_with_noise_takes_a_few_more(fixed: int, noise: list[float]) -> None:
     """As the smallest peaks of a search are: a look is dear, and one in a hundred samples is near enough."""

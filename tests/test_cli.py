@@ -200,6 +200,7 @@ def test_compare_gives_the_reason_of_a_method_that_cannot(
         (("--methods", "auto,,keep_all"), "--methods 'auto,,keep_all' has an empty item"),
         (("--budgets", ""), "--budgets '' has an empty item"),
         (("--budgets", "50%,lots"), "budget 'lots' cannot be read"),
+        (("--budgets", "-5%,50%"), "budget '-5%' is not above zero"),
         (("--budgets", "50%,min"), "the smallest peak of each method is always shown"),
         (("--budgets", "free"), "it is known where the step runs"),
     ],
@@ -280,6 +281,13 @@ class Odd(nn.Module):
 def odd():
     return Odd(), torch.ones(4)
 
+class Missum(nn.Module):
+    def forward(self, x):
+        return model(x).sum(dim=7)
+
+def missum():
+    return Missum(), torch.ones(4, 8)
+
 class Break(nn.Module):
     def forward(self, x):
         return model(x) if x.sum() > 0 else x
@@ -329,6 +337,16 @@ def one_tuple():
 
 def half():
     return Pair(), torch.ones(4, 8)
+
+class Levels(OneDict):
+    def forward(self, batch):
+        return self.inner(batch[0]).sum() + self.inner(batch[1]).sum()
+
+def numbered():
+    return Levels(), {0: torch.ones(4, 8), 1: torch.ones(2, 8)}
+
+def numbered_names():
+    return Pair(), (torch.ones(4, 8),), {"y": torch.ones(4, 1), 1: torch.ones(4, 1)}
 """
 
 
@@ -372,7 +390,15 @@ def test_capture_of_a_file_in_another_folder(shell: Shell, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("step", "inputs"),
-    [("named", 2), ("by_name", 2), ("one_dict", 1), ("pair", 2), ("pair_from_a_loader", 2), ("one_tuple", 2)],
+    [
+        ("named", 2),
+        ("by_name", 2),
+        ("one_dict", 1),
+        ("numbered", 2),
+        ("pair", 2),
+        ("pair_from_a_loader", 2),
+        ("one_tuple", 2),
+    ],
 )
 def test_capture_of_what_a_step_can_return(shell: Shell, model_file: Path, step: str, inputs: int) -> None:
     assert shell("capture", f"{model_file}:{step}", "-o", "m.json")[0] == 0
@@ -402,6 +428,12 @@ def test_capture_of_what_a_step_can_return(shell: Shell, model_file: Path, step:
         ("small_model:misfit", "the step itself seems to raise an error: RuntimeError("),
         ("small_model:odd", "seems to raise an error: ValueError('an odd one')"),
         ("small_model:odd", "small_model.py:45)"),
+        ("small_model:missum", "the step itself seems to raise an error: IndexError('Dimension out of range"),
+        ("small_model:missum", "small_model.py:52)"),
+        (
+            "small_model:numbered_names",
+            "returns are for model(*batch, **kwargs): their keys must be names, not 1. A dict",
+        ),
         ("small_model:branch", "the step is not one graph"),
         ("small_model:untrained", "gradient"),
         (
@@ -456,7 +488,9 @@ def test_what_is_no_graph_file_is_refused(shell: Shell, tmp_path: Path, verb: tu
     ("words", "said"),
     [
         (("--budget", "lots"), "budget 'lots' cannot be read"),
-        (("--budget", "-5"), "budget '-5' cannot be read"),
+        (("--budget", "-5"), "budget '-5' is not above zero"),
+        (("--budget", "-5MiB"), "budget '-5MiB' is not above zero; write an integer of bytes"),
+        (("--budget", "-.5GiB"), "budget '-.5GiB' is not above zero"),
         (("--budget", "0"), "not above zero"),
         (("--budget", "free"), "it is known where the step runs"),
         (("--budget", "50%", "--method", "magic"), "'magic' is not known; choose one of auto"),

@@ -152,6 +152,20 @@ def test_branch_on_a_number_taken_from_a_tensor(x):
     assert "_check" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (lambda weight: weight.sum(dim=7), "IndexError('Dimension out of range ("),
+        (lambda weight: weight.view(3, 3).sum(), "RuntimeError(\"shape '[3, 3]' is invalid for input"),
+        (lambda weight: weight.sum() * {}["k"], "KeyError("),
+    ],
+)
+def test_errors_of_the_step_itself_are_told_by_its_plan(x, step, said):
+    told = rf"^the step itself seems to raise an error: {re.escape(said)}.*test_refusals\.py:\d+\)\n"
+    with pytest.raises(lowtide.CaptureError, match=told + r".*test_refusals\.py:\d+, in <lambda>\n"):
+        lowtide.plan(step, x.requires_grad_())
+
+
 def test_recurrent_layers_name_their_tool():
     with pytest.raises(lowtide.GraphBreak, match=r"lowtide\.Recurrent caps such a layer"):
         lowtide.plan(torch.nn.LSTM(4, 4), torch.randn(3, 2, 4))

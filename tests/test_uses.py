@@ -245,11 +245,17 @@ def failing(error):
     return Fails()
 
 
+class SumsOverNoDim(nn.Module):
+    def forward(self, x):
+        return x.sum(dim=7)
+
+
 @pytest.mark.parametrize(
     ("model", "x", "kind", "word"),
     [
         (nn.Linear(16, 16), torch.randn(8, 15), RuntimeError, "cannot be multiplied"),
         (failing(ValueError("my error")), torch.randn(8, 15), ValueError, "my error"),
+        (SumsOverNoDim(), torch.randn(8, 15), IndexError, r"but got 7\)$"),
     ],
 )
 def test_users_own_errors_come_through(model, x, kind, word):

@@ -135,6 +135,14 @@ def writes_traced() -> int:
     return sum(value._version for value in values if isinstance(value, torch.Tensor))
 
 
+def met_in_capture(error: Exception) -> bool:
+    """Whether torch.compile met an error while it captured, not while the step ran.
+
+    It marks those, of whatever class (`innermost_user_frame_summary`, seen in 2.11-2.13).
+    """
+    return hasattr(error, "innermost_user_frame_summary")
+
+
 def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     """Mark a function that takes its arguments as one list and empties it (seen in 2.11-2.13)."""
     function._boxed_call = True  # type: ignore[attr-defined]

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 import torch
 
 from ._torch import capture_settings, private
-from .breaks import clear_errors
+from .breaks import clear_errors, users_error
 from .capped import Capped, fresh
 from .capture import Captured, Piece, capturing
-from .errors import CaptureError, GraphBreak, LowtideError
+from .errors import CaptureError, LowtideError
 from .meta import fakes_for_meta
+from .misfit import misfit
 from .options import Options
 from .plan import Plan
 from .say import planning
@@ -41,7 +42,8 @@ def cap(
     """Cap the peak memory of a training step, in place for a module; returns the model.
 
     The budget is the whole peak on the device, in bytes or as in "8GiB", "60%", "free", "min". The plan is
-    made at the first training call, for that batch's shapes. A plain callable is returned wrapped.
+    made at the first training call, for that batch's shapes. A plain callable is returned wrapped. A copy of
+    a capped module, by `copy.deepcopy` or pickling, is not capped.
 
     The executor "eager" runs the plan op by op: gradients, buffers and random state are bitwise those of the
     same step keeping everything. "inductor" compiles it into the fused kernels of torch.compile: the peak is
@@ -69,7 +71,9 @@ def cap(
             "this model is compiled in place already (model.compile()); cap it instead of compiling it, or "
             'compile it with backend="lowtide"'
         )
-    model._compiled_call_impl = Capped(_call_of(model), chosen, module=model)
+    capped = Capped(_call_of(model), chosen, module=model)
+    model._compiled_call_impl = capped
+    model.__lowtide__ = capped  # type: ignore[assignment]  # copies leave out the other, and this one says so
     return model
 
 
@@ -92,7 +96,8 @@ def _wrap(function: Callable[..., Any], options: Options) -> Any:
 
 
 def _capped(model: Any) -> Capped | None:
-    found = getattr(model, "__lowtide__", None) or getattr(model, "_compiled_call_impl", None)
+    name = "_compiled_call_impl" if isinstance(model, torch.nn.Module) else "__lowtide__"
+    found = getattr(model, name, None)
     return found if isinstance(found, Capped) else None
 
 
@@ -109,6 +114,7 @@ def uncap(model: F) -> F:
         raise LowtideError("this model is not capped: there is nothing to undo")
     if isinstance(model, torch.nn.Module):
         model._compiled_call_impl = None
+        del model.__lowtide__
         return model
     return capped.function  # type: ignore[return-value]
 
@@ -175,10 +181,11 @@ def plan(
     except private("BackendCompilerFailed") as error:
         if not isinstance(error.inner_exception, Captured):
             raise
-    except GraphBreak as error:
-        if error.may_be_users:
-            _must_fit(model, batch, kwargs or {})
-        raise
+    except CaptureError as error:
+        if not error.may_be_users:
+            raise
+        _must_fit(model, batch, kwargs or {})
+        raise users_error(error) from error.__cause__
     if piece.plan is None:
         raise CaptureError("torch captured no graph: the step has no tensor operation")
     made = piece.plan if piece.plan.budget is None else piece.plan.with_bound()
@@ -197,20 +204,16 @@ def _note_on_eval(model: Callable[..., Any]) -> tuple[str, ...]:
 def _must_fit(model: Callable[..., Any], batch: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuse a batch that the model cannot be called with; a capped call raises Python's own error."""
     function = getattr(model, "forward", model)
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some callables do not tell what they take
+    reason = misfit(function, *batch, **kwargs)
+    if reason is None:
         return
-    try:
-        signature.bind(*batch, **kwargs)
-    except TypeError as error:
-        name = getattr(function, "__qualname__", type(model).__name__)
-        given = ", ".join([*(type(each).__name__ for each in batch), *(f"{key}=" for key in kwargs)])
-        raise CaptureError(
-            f"{name}({_shown(signature)}) cannot be called with ({given}): {error}. A step is "
-            "model(*batch, **kwargs): a tuple or a dict counts as one argument unless it is unpacked, and "
-            "named arguments go into kwargs={...}"
-        ) from None
+    name = getattr(function, "__qualname__", type(model).__name__)
+    given = ", ".join([*(type(each).__name__ for each in batch), *(f"{key}=" for key in kwargs)])
+    raise CaptureError(
+        f"{name}({_shown(inspect.signature(function))}) cannot be called with ({given}): {reason}. A step is "
+        "model(*batch, **kwargs): a tuple or a dict counts as one argument unless it is unpacked, and "
+        "named arguments go into kwargs={...}"
+    ) from None
 
 
 def _shown(signature: inspect.Signature, most: int = 6) -> str:

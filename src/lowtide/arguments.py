@@ -6,6 +6,8 @@ Nothing here, nor what it imports, imports torch or numpy: help and complaints c
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -41,12 +43,23 @@ class _Parser(argparse.ArgumentParser):
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The verb and what was asked of it; raises `LowtideError` for what cannot be understood."""
-    chosen = _parser().parse_args(arguments)
+    chosen = _parser().parse_args(_joined(sys.argv[1:] if arguments is None else arguments))
     if getattr(chosen, "budget", None) is not None:
         parse_budget(chosen.budget)
     if getattr(chosen, "device", None) is not None:
         find_device(chosen.device)
     return chosen
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """`--budget -5MiB` as `--budget=-5MiB`: argparse takes that word for an option."""
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] in ("--budget", "--budgets") and re.match(r"-[\d.]", word):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from ._torch import private
+from ._torch import met_in_capture, private
 from .errors import CaptureError, GraphBreak, LowtideError
+from .lines import own_lines, place, with_lines
 
-__all__ = ["clear_errors", "is_internal"]
+__all__ = ["clear_errors", "users_error"]
 
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """Show Lowtide's own errors as they are, and torch's graph breaks as the user's line."""
+    """Show Lowtide's own errors as they are, torch's graph breaks as the user's line, the rest in short."""
     try:
         yield
     except private("BackendCompilerFailed") as error:
@@ -27,9 +25,7 @@ def clear_errors() -> Iterator[None]:
             raise inner.with_traceback(None) from None
         if type(inner).__name__ == "Captured":
             raise
-        raise CaptureError(
-            f"torch could not capture the step and its backward: {type(inner).__name__}: {_first_line(inner)}"
-        ) from error
+        raise CaptureError(_describe_failure(inner)) from error
     except private("RecompileLimit") as error:
         raise CaptureError(
             "the step was captured again too often for the same shapes: something it reads changes at every "
@@ -39,14 +35,44 @@ def clear_errors() -> Iterator[None]:
         found = GraphBreak(_describe_break(error))
         found.may_be_users = any(sign in str(error) for sign in _SIGNS_OF_USERS_ERRORS)
         raise found from error
+    except Exception as error:
+        if isinstance(error, LowtideError) or not met_in_capture(error):
+            raise
+        failed = CaptureError(_describe_failure(error))
+        failed.may_be_users = True
+        raise failed from error
 
 
 _SIGNS_OF_USERS_ERRORS = ("Observed exception", "when making fake tensor call", "failed to bind arguments")
 
 
+def users_error(found: CaptureError) -> CaptureError:
+    """What the step itself seems to raise, where torch says it behind what it says of its capture."""
+    cause = found.__cause__
+    said = _users_words(cause)
+    if said is None:
+        return found
+    lines = own_lines(getattr(cause, "real_stack", None) or ())
+    told = f"the step itself seems to raise an error: {said}{place(lines)}"
+    return with_lines(CaptureError(told), lines)
+
+
+def _users_words(cause: BaseException | None) -> str | None:
+    """The user's error as a call, as in ValueError('an odd one'); None where torch does not tell it."""
+    if not isinstance(cause, private("DynamoError")):
+        return f"{type(cause).__name__}({_first_line(cause)!r})"
+    said = re.search(r"(?:got|raised exception) (\w+\(.*\))", str(cause))
+    if said is None:
+        return None
+    return re.sub(r"\[ConstantVariable\(\w+: (.*?)\)\]", r"\1", said[1])  # as torch 2.11 shows a value
+
+
+def _describe_failure(error: Any) -> str:
+    return f"torch could not capture the step and its backward: {type(error).__name__}: {_first_line(error)}"
+
+
 def _describe_break(error: Any) -> str:
-    stack = getattr(error, "real_stack", None) or []
-    own = [frame for frame in stack if not is_internal(frame.filename)]
+    own = own_lines(getattr(error, "real_stack", None) or ())
     where = f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "an unknown line"
     return (
         f"the step is not one graph: torch cannot capture {where} ({_reason(error)}). "
@@ -67,12 +93,3 @@ def _reason(error: Any) -> str:
 
 def _first_line(error: Any) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-@lru_cache(maxsize=1 << 10)
-def is_internal(path: str) -> bool:
-    """Whether a file is torch's or Lowtide's own machinery; the demonstration's model is a user's."""
-    if Path(path) == Path(__file__).with_name("demo.py"):
-        return False
-    roots = (Path(torch.__file__).parent, Path(__file__).parent)
-    return any(Path(path).is_relative_to(root) for root in roots)

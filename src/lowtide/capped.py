@@ -20,7 +20,7 @@ import torch
 from ._torch import capture_settings, count_global_hooks, private
 from .breaks import clear_errors
 from .capture import Piece, capturing
-from .errors import CaptureError, GraphBreak
+from .errors import CaptureError
 from .modes import with_foreign_modes, without_foreign_modes
 from .options import Options
 from .plan import Plan
@@ -109,7 +109,7 @@ class Capped:
                 result = entry.call(*args, **kwargs)  # type: ignore[misc]
         except BaseException as error:
             self.forget_failed(entry)
-            if _may_be_users(error):
+            if isinstance(error, CaptureError) and error.may_be_users:
                 with torch.no_grad(), torch.random.fork_rng():
                     self.function(*args, **kwargs)  # raises the user's own error, if it is one
             raise
@@ -117,6 +117,11 @@ class Capped:
         if len(entry.pieces) > before:
             self.say_plans(entry.pieces[before:])
         return result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles of a capped model have None in its place, and load without Lowtide."""
+        self.say("a copy of a capped model is not capped: lowtide.cap the copy, too, if it is to be trained")
+        return type(None), ()
 
     def one_at_a_time(self, entry: Entry) -> AbstractContextManager[Any]:
         """Let only one thread capture at a time; planned steps need no lock."""
@@ -185,13 +190,6 @@ class Capped:
         if message not in self.said:
             self.said.add(message)
             log.warning(message)
-
-
-def _may_be_users(error: BaseException) -> bool:
-    """Whether the model itself may raise an error, which torch met while it captured, and hid."""
-    if isinstance(error, GraphBreak):
-        return bool(error.may_be_users)
-    return "\nfrom user code:\n" in str(error)
 
 
 def _backend_for(entry: Entry) -> Callable[..., Any]:

@@ -72,6 +72,8 @@ def _rebuild_too_small(message: str, budget: int, smallest: int, parts: dict[str
 class CaptureError(LowtideError):
     """The training step could not be captured as a joint graph.
 
+    `may_be_users` says that the capture failed where the step itself would raise an error.
+
     >>> import lowtide, torch
     >>> try:
     ...     lowtide.plan(lambda x: x[x > 0].sum(), torch.ones(8, requires_grad=True))
@@ -80,11 +82,11 @@ class CaptureError(LowtideError):
     GraphBreak
     """
 
+    may_be_users = False
+
 
 class GraphBreak(CaptureError):
     """The step is more than one graph; the message names the user's line.
-
-    `may_be_users` says that the capture failed where the step itself would raise an error.
 
     >>> import lowtide, torch
     >>> def step(x):
@@ -94,8 +96,6 @@ class GraphBreak(CaptureError):
     Traceback (most recent call last):
     lowtide.errors.GraphBreak: the step is not one graph: torch cannot capture ...
     """
-
-    may_be_users = False
 
 
 class NothingToTrain(CaptureError):

@@ -19,11 +19,11 @@ from ._torch import private
 from .accumulate import is_accumulation
 from .allocator import rounded
 from .batchnorm import UPDATES_STATISTICS
-from .breaks import is_internal
 from .devices import Device
 from .dropout import RANDOM
 from .errors import GraphBreak
 from .graph import Graph, Op, OpKind, Value, ValueKind
+from .lines import is_internal
 from .nodes import feeding, has_effect, is_item, storage_of, tensors_of
 from .replay import state_size
 from .trace import Trace

@@ -19,8 +19,11 @@ import torch
 
 from ._torch import generated_modules, private
 from .allocator import rounded
+from .modes import in_place_of_operators
 
 __all__ = ["Measurement", "measure"]
+
+_leaves = private("tree_leaves")
 
 
 class Measurement(NamedTuple):
@@ -89,7 +92,7 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
-        self.mode = _make_mode(self)
+        self.mode = in_place_of_operators(self.call)
         self.known: dict[int, int] = {}
         self.given = 0
         self.made = 0
@@ -136,31 +139,15 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
     def note_peak(self) -> None:
         self.made_peak = max(self.made_peak, self.made)
 
-    def note_return(self, operator: Any) -> None:
-        """An operator has returned, and what it gave is counted."""
-
-
-def _make_mode(tracker: live_storages) -> Any:
-    leaves = private("tree_leaves")
-
-    class Tracking(private("TorchDispatchMode")):  # type: ignore[misc]
-        supports_higher_order_operators = True
-
-        @classmethod
-        def ignore_compile_internals(cls) -> bool:
-            return True
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            for leaf in leaves((args, kwargs)):
-                tracker.give(leaf)
-            result = func(*args, **(kwargs or {}))
-            for leaf in leaves(result):
-                tracker.make(leaf)
-            tracker.note_peak()
-            tracker.note_return(func)
-            return result
-
-    return Tracking()
+    def call(self, operator: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call an operator, and count what it reads and what it gives."""
+        for leaf in _leaves((args, kwargs)):
+            self.give(leaf)
+        result = operator(*args, **kwargs)
+        for leaf in _leaves(result):
+            self.make(leaf)
+        self.note_peak()
+        return result
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Dispatch modes that somebody else has put on: a tracker of memory, a counter of operations.
+"""Dispatch modes, which see every operator: our own, and those that somebody else has put on.
 
 torch.compile silently runs a function uncompiled under a dispatch mode that it does not know. So modes are
 taken off while torch looks up or makes the compiled step, and put back while the step itself runs.
@@ -13,9 +13,25 @@ from typing import Any
 
 from ._torch import private
 
-__all__ = ["with_foreign_modes", "without_foreign_modes"]
+__all__ = ["in_place_of_operators", "with_foreign_modes", "without_foreign_modes"]
 
 _foreign = threading.local()
+
+
+def in_place_of_operators(call: Callable[[Callable[..., Any], Any, Any], Any]) -> Any:
+    """A mode under which `call(operator, args, kwargs)` stands for every operator, compiled steps too."""
+
+    class Mode(private("TorchDispatchMode")):  # type: ignore[misc]
+        supports_higher_order_operators = True
+
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            return True
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return call(func, args, kwargs or {})
+
+    return Mode()
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The largest size that fits, where a look at a size is dear and its peak is close to a line in the size.
 
-Method: the line through the sizes on both sides of the budget names the next size to look at (the secant
-rule, or regula falsi), within the bracket of what is known to fit and known not to. Two looks in a row on the
+Method: the line through the largest size that is known to fit and the smallest that is known not to names the
+next size to look at (the secant rule, or regula falsi), within that bracket. Two looks in a row on the
 same side make the next step twice as long, so that the bracket closes from both; after a few guesses it is
 halved. On a line, two sizes, the answer and its neighbour are looked at.
 
@@ -55,23 +55,27 @@ class SizeSearch:
             return first
         if len(self.seen) < 2:
             return 2 * first
-        (low, low_peak), (high, high_peak) = self.around()
-        slope = (high_peak - low_peak) / (high - low)
-        if len(sides) > PATIENCE or slope <= 0:
-            self.check_growth()
-            return 2 * self.fits if over > self.most else (self.fits + over) // 2
-        named = int(low + (self.budget - low_peak) / slope)
+        if len(sides) > PATIENCE and over <= self.most:
+            return (self.fits + over) // 2
+        named = self.named(over)
         if len(sides) < 4 or len(set(sides[-2:])) > 1:
             return named
         # Twice on the same side: the line is off, and a step too far bounds the answer from the other one.
-        return self.fits + 2 * (named - self.fits) if sides[-1] else over - 2 * (over - named)
+        *_, before, last = self.seen
+        step = 2 * max(abs(last - before), abs(named - last))
+        return last + step if sides[-1] else last - step
 
-    def around(self) -> list[tuple[int, int]]:
-        """The sizes on both sides of the budget that are nearest to it, or the two nearest on one side."""
-        by_peak = sorted(self.seen.items(), key=lambda item: item[1])
-        above = sum(peak <= self.budget for _, peak in by_peak)
-        start = min(max(above - 1, 0), len(by_peak) - 2)
-        return sorted(by_peak[start : start + 2])
+    def named(self, over: int) -> int:
+        """The size that reaches the budget by the line through the ends of the bracket.
+
+        Where all sizes are on one side of the budget, by the line through the smallest and the largest.
+        """
+        low, high = self.fits, over
+        if low not in self.seen or high not in self.seen or self.seen[low] >= self.seen[high]:
+            self.check_growth()
+            low, high = min(self.seen), max(self.seen)
+        slope = (self.seen[high] - self.seen[low]) / (high - low)
+        return int(low + (self.budget - self.seen[low]) / slope)
 
     def check_growth(self) -> None:
         low, high = min(self.seen), max(self.seen)

@@ -13,23 +13,21 @@ import importlib.util
 import inspect
 import logging
 import os
-import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .errors import CaptureError, GraphBreak, LowtideError
+from .errors import CaptureError, LowtideError
+from .lines import own_lines, place, with_lines
+from .misfit import misfit
 from .plan import Plan
 
 __all__ = ["Step", "capture_step", "found_step", "make_step", "names_a_step", "takes_a_size", "users_code"]
-
-FRAMES = 3
-"""The most lines of the user's own that an error shows."""
 
 NAMES = 8
 """The most functions of the user's own that an error lists."""
@@ -104,7 +102,7 @@ def make_step(function: Callable[..., Any], size: int | None = None) -> Step:
             f"{name}() takes no batch size. Let it take one and make a batch of that size, as in "
             f"def {name}(batch_size=8): return model, torch.empty(batch_size, ...)"
         )
-    if size is None and _needs_an_argument(function):
+    if size is None and misfit(function) is not None:
         raise CaptureError(
             f"{name}() needs an argument: give it a default, as in def {name}(batch_size=8), or call the "
             "verb with --batch-size"
@@ -117,22 +115,7 @@ def make_step(function: Callable[..., Any], size: int | None = None) -> Step:
 
 def takes_a_size(function: Callable[..., Any]) -> bool:
     """Whether a function can be called with one argument."""
-    return _fits(function, 1) is not False
-
-
-def _needs_an_argument(function: Callable[..., Any]) -> bool:
-    return _fits(function) is False
-
-
-def _fits(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> bool | None:
-    """Whether a function can be called so; None where it does not tell what it takes."""
-    try:
-        inspect.signature(function).bind(*arguments, **named)
-    except TypeError:
-        return False
-    except ValueError:
-        return None
-    return True
+    return misfit(function, 1) is None
 
 
 def _read(made: Any, name: str) -> Step:
@@ -140,6 +123,7 @@ def _read(made: Any, name: str) -> Step:
     parts = made if isinstance(made, tuple) else ()
     match parts:
         case (model, tuple(batch), dict(kwargs)) if callable(model):
+            _must_be_names(kwargs, name)
             return Step(model, batch, kwargs)
         case (model, Mapping() as batch) if callable(model) and _takes_by_name(model, batch):
             return Step(model, (), dict(batch))
@@ -154,15 +138,28 @@ def _read(made: Any, name: str) -> Step:
     )
 
 
+def _must_be_names(kwargs: Mapping[Any, Any], name: str) -> None:
+    if others := _not_names(kwargs):
+        shown = ", ".join(map(repr, others[:NAMES]))
+        raise CaptureError(
+            f"the kwargs that {name}() returns are for model(*batch, **kwargs): their keys must be names, "
+            f"not {shown}. A dict with such keys can be an argument itself: return model, batch"
+        )
+
+
+def _not_names(batch: Mapping[Any, Any]) -> list[Any]:
+    return [key for key in batch if not isinstance(key, str)]
+
+
 def _takes_by_name(model: Callable[..., Any], batch: Mapping[Any, Any]) -> bool:
     """Whether a dict is a batch by name, as `transformers` has it, and not one argument."""
-    return _fits(getattr(model, "forward", model), **batch) is True
+    return not _not_names(batch) and misfit(getattr(model, "forward", model), **batch) is None
 
 
 def _takes_unpacked(model: Callable[..., Any], batch: Sequence[Any]) -> bool:
     """Whether a tuple is the whole batch: the model takes its items, and not the tuple as one argument."""
     called = getattr(model, "forward", model)
-    return _fits(called, *batch) is True and _fits(called, batch) is False
+    return misfit(called, *batch) is None and misfit(called, batch) is not None
 
 
 def capture_step(
@@ -240,41 +237,9 @@ def users_code(trouble: str) -> Iterator[None]:
     """Tell an error of the user's code in one paragraph, with the lines that it came through."""
     try:
         yield
-    except GraphBreak as error:
-        said = re.search(r"(?:got|raised exception) (\w+\(.*\))", str(error.__cause__))
-        if not error.may_be_users or said is None:
-            raise
-        frames = _own(getattr(error.__cause__, "real_stack", None) or ())
-        plain = re.sub(r"\[ConstantVariable\(\w+: (.*?)\)\]", r"\1", said[1])  # as torch 2.11 shows a value
-        told = f"the step itself seems to raise an error: {plain}{_place(frames)}"
-        raise _with_lines(CaptureError(told), frames) from error
     except LowtideError:
         raise
     except (Exception, SystemExit) as error:
-        frames = _own(traceback.extract_tb(error.__traceback__))
-        told = f"{trouble}: {type(error).__name__}: {error}{_place(frames)}"
-        raise _with_lines(CaptureError(told), frames) from error
-
-
-def _own(stack: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """The lines of a stack that are the user's own."""
-    from .breaks import is_internal
-
-    return [frame for frame in stack if not is_internal(frame.filename) and "<frozen" not in frame.filename]
-
-
-def _place(frames: list[traceback.FrameSummary]) -> str:
-    return f" ({_line(frames[-1])})" if frames else ""
-
-
-def _line(frame: traceback.FrameSummary) -> str:
-    """A file and a line in it, from the current folder on."""
-    path, here = Path(frame.filename), Path.cwd()
-    return f"{path.relative_to(here) if path.is_relative_to(here) else path}:{frame.lineno}"
-
-
-def _with_lines(error: CaptureError, frames: list[traceback.FrameSummary]) -> CaptureError:
-    """The error with the last lines of the user's own below it."""
-    for frame in frames[-FRAMES:]:
-        error.add_note(f"  {_line(frame)}, in {frame.name}\n    {frame.line}")
-    return error
+        lines = own_lines(traceback.extract_tb(error.__traceback__))
+        told = f"{trouble}: {type(error).__name__}: {error}{place(lines)}"
+        raise with_lines(CaptureError(told), lines) from error

@@ -18,7 +18,7 @@ _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{letter}iB": 2 ** (10 * power) for power, letter in enumerate("KMGTP", 1)}
 _UNITS |= {f"{letter}B": 10 ** (3 * power) for power, letter in enumerate("KMGTP", 1)}
 _BY_LOWER = {unit.lower(): size for unit, size in _UNITS.items()}
-_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z%]*)\s*")
+_NUMBER = re.compile(r"\s*(-?[0-9]+(?:\.[0-9]*)?|-?\.[0-9]+)\s*([A-Za-z%]*)\s*")
 
 _MOST_BITS = 63
 _EXAMPLES = 'write an integer of bytes, "8GiB", "512MB", "60%", "free" or "min"'

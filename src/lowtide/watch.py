@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from ._torch import private
 from .measure import live_storages
+from .modes import in_place_of_operators
 from .plan import Plan
 from .schedule import Run
 
@@ -68,7 +68,7 @@ def _on_cuda(step: Callable[[], Any], plan: Plan) -> Watched:
     torch.cuda.reset_peak_memory_stats()
     matcher = _Matcher(plan, torch.cuda.memory_allocated)
     start = time.perf_counter()
-    with _mode(matcher):
+    with in_place_of_operators(matcher.call):
         step()
     torch.cuda.synchronize()
     seconds = time.perf_counter() - start
@@ -92,8 +92,10 @@ class _followed_storages(live_storages):  # noqa: N801  # like its base
         super().__init__()
         self.matcher = _Matcher(plan, lambda: self.made)
 
-    def note_return(self, operator: Any) -> None:
+    def call(self, operator: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        result = super().call(operator, args, kwargs)
         self.matcher.note(operator)
+        return result
 
 
 class _Matcher:
@@ -105,6 +107,11 @@ class _Matcher:
         self.now = now
         self.points: dict[int, int] = {}
 
+    def call(self, operator: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        result = operator(*args, **kwargs)
+        self.note(operator)
+        return result
+
     def note(self, operator: Any) -> None:
         """An operator has returned: the next run that it may be has its bytes."""
         name = str(operator)
@@ -113,19 +120,3 @@ class _Matcher:
                 self.points[index] = self.now()
                 self.at = place + 1
                 return
-
-
-def _mode(matcher: _Matcher) -> Any:
-    class Watching(private("TorchDispatchMode")):  # type: ignore[misc]
-        supports_higher_order_operators = True
-
-        @classmethod
-        def ignore_compile_internals(cls) -> bool:
-            return True
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            matcher.note(func)
-            return result
-
-    return Watching()

@@ -6,7 +6,7 @@ where the caller has them: to find them takes longer than to write a report. O(p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import LowtideError
@@ -14,7 +14,7 @@ from ..frontier import Frontier, spread
 from ..plan import Plan
 from ..schedule import Run
 from .decision import Decision, decisions
-from .fold import fold
+from .fold import Fold, fold
 from .place import Place, Places
 from .residency import Residency
 
@@ -78,8 +78,7 @@ def changes(shown: Residency, other: Plan, places: Places) -> list[Change]:
         if before[name] != after[name] and shown.graph.value[name].bytes
     ]
     found = fold(items, path=lambda item: item.place.path, alike=_alike)
-    rows = [_change(group.where, group.members) for group in found]
-    return sorted(rows, key=lambda row: -row.bytes)[:MOST_CHANGES]
+    return sorted(map(_change, found), key=lambda row: -row.bytes)[:MOST_CHANGES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +94,9 @@ def _alike(item: _Item) -> tuple[str, str, Decision, Decision]:
     return item.place.what, item.place.source, item.before, item.after
 
 
-def _change(where: str, members: Sequence[_Item]) -> Change:
-    first = members[0]
-    size = sum(item.bytes for item in members)
-    return Change(where, first.place.what, len(members), size, str(first.before), str(first.after))
+def _change(found: Fold[_Item]) -> Change:
+    first, count = found.members[0], len(found.members)
+    return Change(found.where, first.place.what, count, found.bytes, str(first.before), str(first.after))
 
 
 def _check(plan: Plan, fingerprint: str, name: str) -> None:

@@ -8,11 +8,19 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 __all__ = ["Fold", "fold", "ranges"]
 
-T = TypeVar("T")
+
+class Sized(Protocol):
+    """What can be folded has bytes."""
+
+    @property
+    def bytes(self) -> int: ...
+
+
+T = TypeVar("T", bound=Sized)
 _NUMBER = re.compile(r"([0-9]+)")
 _PART = re.compile(r"(?:(?<=\.)|(?<=^))([0-9]+)(?=\.|$)")
 _LONGEST = 9
@@ -25,10 +33,15 @@ _MOST_RANGES = 6
 
 @dataclass(frozen=True, slots=True)
 class Fold(Generic[T]):
-    """Things of one kind, and the path that they share: `where`."""
+    """Things alike in everything but the layer; `where` is their path, with the layers as ranges."""
 
     where: str
     members: tuple[T, ...]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all members."""
+        return sum(member.bytes for member in self.members)
 
 
 def fold(items: Iterable[T], *, path: Callable[[T], str], alike: Callable[[T], Hashable]) -> list[Fold[T]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ..graph import GIVEN_KINDS, Graph, Op
 from ..plan import Plan
 from ..schedule import Run
-from .fold import fold
+from .fold import Fold, fold
 from .place import Place, Places
 from .residency import Residency
 from .stays import VALUE, Stay
@@ -43,16 +43,8 @@ class Alive:
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
-    """Things at the peak that are alike in everything but the layer."""
-
-    where: str
-    members: tuple[Alive, ...]
-
-    @property
-    def bytes(self) -> int:
-        """The bytes of all members."""
-        return sum(member.bytes for member in self.members)
+class Crowd(Fold[Alive]):
+    """Things at the peak that are alike."""
 
     @property
     def until(self) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from .decision import Decision
-from .fold import fold
+from .fold import Fold, fold
 from .place import Place, Places
 from .residency import Residency
 from .stays import VALUE
@@ -31,16 +31,8 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Values alike in everything but the layer; `where` has the layers as ranges."""
-
-    where: str
-    members: tuple[Spent, ...]
-
-    @property
-    def bytes(self) -> int:
-        """The bytes of all members."""
-        return sum(member.bytes for member in self.members)
+class Group(Fold[Spent]):
+    """Values that are alike."""
 
     @property
     def average(self) -> float:
