@@ -39,10 +39,10 @@ from typing import Any
 import torch
 
 import lowtide
+from commit import commit
 from headtohead_results import append
 from headtohead_turn import Turn, measure_prices_in
 from headtohead_work import of_plan, refusal
-from plans import commit
 from sketch_memory_results import CASES, RESULTS, Group, Row, Way, groups, key, read, tables, ways
 from sketch_memory_steps import Training, measured, prepared
 
