@@ -37,7 +37,7 @@ def round_off(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The levels of the numbers of x, and the least value and the step of each group of columns."""
     rows, features = x.shape
-    several, tile = _shape_of_tile(group)
+    several, tile = _shape_of_tile(group, 4 * _TILE)  # as the hashes of columns serve all rows of a tile
     number = torch.promote_types(x.dtype, torch.float32)
     packed = rows if bits == 8 else (rows + 1) // 2
     levels = x.new_empty(packed, features, dtype=torch.uint8)
@@ -66,26 +66,27 @@ def widen(
     return numbers
 
 
-def _shape_of_tile(columns: int) -> tuple[int, int]:
+def _shape_of_tile(columns: int, size: int = _TILE) -> tuple[int, int]:
     """Powers of two: as many columns as are wanted, or a few more, and rows to fill the tile."""
     wide = int(triton.next_power_of_2(columns))
-    return max(1, _TILE // wide), wide
+    return max(1, size // wide), wide
 
 
 @triton.jit
-def _modulo(value):
-    """The rest of a number below 2^62 modulo 2^31 - 1, without a division."""
-    value = (value & _PRIME) + (value >> 31)
-    value = (value & _PRIME) + (value >> 31)
-    return tl.where(value >= _PRIME, value - _PRIME, value)
+def _next(index, value, coefficient):
+    """`coefficient + index * value` modulo 2^31 - 1, of numbers below it, without a division."""
+    wide = index.to(tl.uint32).to(tl.uint64) * value.to(tl.uint32).to(tl.uint64) + coefficient.to(tl.uint64)
+    folded = ((wide & _PRIME) + (wide >> 31)).to(tl.uint32)
+    folded = (folded & _PRIME) + (folded >> 31)
+    return tl.where(folded >= _PRIME, folded - _PRIME, folded)
 
 
 @triton.jit
 def _hashed(index, coefficients):
     """The value of a polynomial at each index, as in `draw`."""
-    value = _modulo(tl.load(coefficients + 1) + index * tl.load(coefficients))
-    value = _modulo(tl.load(coefficients + 2) + index * value)
-    return _modulo(tl.load(coefficients + 3) + index * value)
+    value = _next(index, tl.load(coefficients), tl.load(coefficients + 1))
+    value = _next(index, value, tl.load(coefficients + 2))
+    return _next(index, value, tl.load(coefficients + 3))
 
 
 @triton.jit
@@ -112,7 +113,7 @@ def _deal(
     for start in range(0, rows, k):
         index = bucket + start
         inside = (bucket < k) & (index < rows)
-        factor = (1 - 2 * (_hashed(index, seed) & 1)).to(number)
+        factor = 1 - 2 * (_hashed(index, seed) & 1).to(number)
         row = index
         if ordered:
             row = tl.load(order + index, mask=inside, other=0)
@@ -130,9 +131,10 @@ def _uniform(index, coefficients, number: tl.constexpr):
 
 
 @triton.jit
-def _divided(over, under):
+def _inverse(number):
     """Rounded as torch rounds it; Triton's own division of single precision is not."""
-    return over / under if over.dtype == tl.float64 else tl.div_rn(over, under)
+    one = tl.full((1,), 1, number.dtype)
+    return one / number if number.dtype == tl.float64 else tl.div_rn(one, number)
 
 
 @triton.jit
@@ -162,7 +164,7 @@ def _levels(
     scale = row * (features // group) + tl.program_id(1)
     tl.store(least + scale, low, mask=inside)
     tl.store(step + scale, distance, mask=inside)
-    place = _divided(part - low[:, None], tl.where(distance > 0, distance, 1)[:, None])
+    place = (part - low[:, None]) * _inverse(tl.where(distance > 0, distance, 1))[:, None]
     dither = _uniform(row, seed, number)[:, None] + _uniform(first + column, seed + 4, number)[None]
     level = tl.floor(place + (dither - tl.floor(dither)))
     return tl.minimum(tl.maximum(level, 0), most).to(tl.uint8)

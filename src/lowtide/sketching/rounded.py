@@ -136,7 +136,7 @@ def _grouped(x: torch.Tensor, group: int) -> torch.Tensor:
 
 def _places(grouped: torch.Tensor, least: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     """Where each number lies among the levels of its group."""
-    return (grouped.to(least.dtype) - least) / torch.where(step > 0, step, 1)
+    return (grouped.to(least.dtype) - least) * torch.where(step > 0, step, 1).reciprocal()
 
 
 def _slices(rows: int, features: int) -> list[tuple[int, int]]:
