@@ -125,7 +125,14 @@ def table(known: dict[tuple[Group, Way], Row], dtype: str, how: str) -> str:
         for sketch in ("none", *SKETCHES):
             if (group, Way(sketch)) in known:
                 lines.append(line(known, group, sketch, paper=paper))
-    return title + "\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) if len(lines) > 2 else ""
+    shown = [f"| {' | '.join(line)} |" for line in filled(lines)]
+    return title + "\n\n" + "\n".join(shown) if len(lines) > 2 else ""
+
+
+def filled(lines: list[list[str]]) -> list[list[str]]:
+    """A table without the columns that have nothing below their head."""
+    columns = [column for column in zip(*lines, strict=True) if any(column[2:])]
+    return [list(line) for line in zip(*columns, strict=True)]
 
 
 def line(known: dict[tuple[Group, Way], Row], group: Group, sketch: str, *, paper: bool) -> list[str]:

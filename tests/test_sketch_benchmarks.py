@@ -113,7 +113,7 @@ def test_a_table_shows_what_did_not_fit_and_what_is_saved_of_the_same_way_of_run
         {**group, **Way(cap="as int4")._asdict(), "refused": True},
     ]
     assert tables(rows).splitlines()[-1] == (
-        "| 16 x 512 tokens (QNLI) | int4 | 0.50 | 50.0 % | 1.20 |  | does not fit |  |"
+        "| 16 x 512 tokens (QNLI) | int4 | 0.50 | 50.0 % | 1.20 | does not fit |"
     )
 
 

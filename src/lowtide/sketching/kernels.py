@@ -46,6 +46,7 @@ def round_off(
         _round_off[triton.cdiv(packed, several), features // group](
             x, seed, levels, least, step, rows, packed, features, group, *x.stride(),
             bits=bits, wide=number == torch.float64, several=several, tile=tile,
+            enable_fp_fusion=False,  # which would round a place once where torch rounds it twice
         )  # fmt: skip
     return levels, least, step
 
