@@ -28,6 +28,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import headtohead_others
 from headtohead_picture import picture
 from headtohead_results import (
     BROKEN,
@@ -149,7 +150,7 @@ class Run:
         command += ["--again", args.again, "--before", str(self.before)]
         command += ["--deadline", str(self.until - time.time())]
         threads = str(max((os.cpu_count() or 1) // args.workers, 1))
-        environment = {"TORCHINDUCTOR_COMPILE_THREADS": threads, **os.environ}
+        environment = {"TORCHINDUCTOR_COMPILE_THREADS": threads, **os.environ, **headtohead_others.naming()}
         job.process = subprocess.Popen(command, env=environment, start_new_session=True)
         job.since, job.left = time.time(), len(self.missing(job.wanted))
         return job
@@ -167,8 +168,10 @@ class Run:
             self.give_up(left, f"no row within {self.args.limit:.0f} s")
         elif status not in (0, BROKEN):
             self.give_up(left, f"the process ended with exit status {status}")
-        if status != 0 and self.missing(job.wanted):
-            waiting.append(Job(job.wanted))
+        if status != 0:
+            headtohead_others.go_on(headtohead_others.below(os.getpid()))  # whom it may have stopped
+            if self.missing(job.wanted):
+                waiting.append(Job(job.wanted))
         return False
 
     def give_up(self, left: list[Key], reason: str) -> None:

@@ -5,8 +5,8 @@ measures (`beside_others`); while torch compiles they leave the device to the ot
 enough to measure shuts a door behind those that are in, so that it need not wait for more of them.
 
 The locks are those of files, so they are free again when their holder ends, however it ends. While a process
-has its turn, its threads run on a few cores that the others leave alone: launching kernels must not wait for
-somebody's compiler. A process may take its turn again while it has it.
+has its turn, the others of the run are stopped: launching kernels must not wait for somebody's compiler. A
+process may take its turn again while it has it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,9 @@ from typing import Any
 
 from torch._dynamo.callback import callback_handler
 
+import headtohead_others
 from lowtide import cost
 from lowtide.run.inductor import CompiledStep
-
-QUIET = 3
-"""Cores that are kept for the process whose turn it is, on a machine of at least eight."""
 
 PATIENCE = 15.0
 """Seconds that one waits to measure before the door is shut: meanwhile others get ready to measure, too."""
@@ -39,28 +37,27 @@ class Turn:
     `shares` says whether this process uses the device beside others now.
     """
 
-    def __init__(self, path: Path | None = None, *, quiet: int = QUIET) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         path = path or Path(tempfile.gettempdir()) / "lowtide-headtohead.lock"
         self.file = os.open(path, os.O_RDWR | os.O_CREAT)
         self.door = os.open(f"{path}.door", os.O_RDWR | os.O_CREAT)
         self.depth, self.waited, self.had, self.began = 0, 0.0, 0.0, time.perf_counter()
         self.shares = False
-        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        self.quiet, self.others = (cores[:quiet], cores[quiet:]) if len(cores) >= 8 else ([], [])
-        run_on(self.others)
+        self.stopped: list[int] = []
 
     def __enter__(self) -> Turn:
         if self.depth == 0:
             self.take(fcntl.LOCK_EX)
             self.had -= time.perf_counter()
-            run_on(self.quiet)
+            self.stopped = headtohead_others.others()
+            headtohead_others.stop(self.stopped)
         self.depth += 1
         return self
 
     def __exit__(self, *_: object) -> None:
         self.depth -= 1
         if self.depth == 0:
-            run_on(self.others)
+            headtohead_others.go_on(self.stopped)
             self.had += time.perf_counter()
             self.leave()
 
@@ -124,15 +121,6 @@ class Turn:
                 if call in known:  # torch._dynamo.reset() forgets them
                     known.remove(call)
             self.leave()
-
-
-def run_on(cores: list[int]) -> None:
-    """Move every thread of this process to the cores, if there are any."""
-    for thread in os.listdir("/proc/self/task") if cores else []:
-        try:
-            os.sched_setaffinity(int(thread), cores)
-        except ProcessLookupError:  # it has ended meanwhile
-            continue
 
 
 def measure_prices_in(turn: Turn) -> None:

@@ -38,6 +38,7 @@ from typing import Any
 
 import torch
 
+import headtohead_others
 import lowtide
 from commit import commit
 from headtohead_results import append
@@ -143,6 +144,8 @@ def run(wanted: dict[Group, list[Way]], args: argparse.Namespace) -> None:
     waiting, running = list(wanted), []
     try:
         while (waiting or running) and time.time() < until:
+            if any(process.poll() for process in running):  # it failed, and may have stopped others
+                headtohead_others.go_on(headtohead_others.below(os.getpid()))
             running = [process for process in running if process.poll() is None]
             while waiting and len(running) < args.workers:
                 running.append(start(waiting.pop(0), until - time.time(), args))
@@ -160,7 +163,7 @@ def start(group: Group, seconds: float, args: argparse.Namespace) -> subprocess.
     command += ["--sketch", ",".join(args.sketch)] if args.sketch else []
     command += ["--deadline", str(seconds), *(["--tiny"] if args.tiny else [])]
     threads = str(max(2 * (os.cpu_count() or 1) // args.workers, 1))  # about half of them compile
-    environment = {"TORCHINDUCTOR_COMPILE_THREADS": threads, **os.environ}
+    environment = {"TORCHINDUCTOR_COMPILE_THREADS": threads, **os.environ, **headtohead_others.naming()}
     return subprocess.Popen(command, env=environment, start_new_session=True)
 
 

@@ -2,9 +2,11 @@
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as Xml
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import headtohead
+import headtohead_others
 from headtohead_measure import Stand, calm
 from headtohead_models import SUBJECTS
 from headtohead_picture import HEIGHT, WIDTH, frontier, picture
@@ -247,12 +250,44 @@ def is_free(lock, kind="LOCK_EX"):
 
 
 def test_a_turn_keeps_others_out_and_may_be_taken_twice(tmp_path):
-    turn = Turn(tmp_path / "lock", quiet=0)
+    turn = Turn(tmp_path / "lock")
     with turn:
         with turn:
             assert not is_free(tmp_path / "lock")
         assert not is_free(tmp_path / "lock", "LOCK_SH")
     assert is_free(tmp_path / "lock")
+
+
+SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
+LOOKS = [sys.executable, "-c", "import headtohead_others; print(headtohead_others.others())"]
+
+
+def test_others_stand_still_while_one_measures(tmp_path, monkeypatch):
+    with subprocess.Popen(SLEEPS) as other:
+        monkeypatch.setattr(headtohead_others, "others", lambda: [other.pid])
+        with Turn(tmp_path / "lock"):
+            assert comes_to(other.pid, "T")
+        assert comes_to(other.pid, "S")
+        other.kill()
+
+
+def test_others_are_those_that_the_same_run_has_started(monkeypatch):
+    assert headtohead_others.others() == []
+    monkeypatch.setenv("PYTHONPATH", str(Path(headtohead_others.__file__).parent))
+    with subprocess.Popen(SLEEPS) as other:
+        environment = {**os.environ, **headtohead_others.naming()}
+        found = subprocess.run(LOOKS, env=environment, capture_output=True, text=True, check=True)
+        assert other.pid in json.loads(found.stdout)
+        other.kill()
+
+
+def comes_to(process, state):
+    """Whether a process gets to a state, as the kernel tells it: S asleep, T stopped."""
+    for _ in range(500):
+        if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == state:
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def test_first_steps_share_the_device_and_leave_it_while_torch_compiles(tmp_path):
@@ -262,7 +297,7 @@ def test_first_steps_share_the_device_and_leave_it_while_torch_compiles(tmp_path
         seen.append(is_free(lock))
         return module
 
-    with Turn(lock, quiet=0).beside_others():
+    with Turn(lock).beside_others():
         assert is_free(lock, "LOCK_SH")
         assert not is_free(lock)
         torch.compile(torch.nn.Linear(2, 2), backend=backend)(torch.ones(1, 2))
@@ -272,7 +307,7 @@ def test_first_steps_share_the_device_and_leave_it_while_torch_compiles(tmp_path
 
 
 def test_a_step_that_lowtide_compiles_again_leaves_the_device_too(tmp_path):
-    turn = Turn(tmp_path / "lock", quiet=0)
+    turn = Turn(tmp_path / "lock")
     with turn.beside_others():
         with turn.away():
             assert is_free(tmp_path / "lock")

@@ -1,0 +1,62 @@
+"""The other processes of a run: stopped while one of them measures, and set going again.
+
+A step of many small kernels takes as long as its launches, and these take longer while the cores compile for
+somebody else. Whoever starts the processes of a run names itself in their environment (`naming`); they and
+the compilers that they start are found by their parents. Only where there is a /proc; elsewhere none is.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_RUN = "LOWTIDE_BENCHMARK_RUN"
+
+
+def naming() -> dict[str, str]:
+    """What to add to the environment of the processes that this one starts."""
+    return {_RUN: str(os.getpid())}
+
+
+def others() -> list[int]:
+    """The processes of the run that this one belongs to, but for its own and the first."""
+    run = os.environ.get(_RUN)
+    if run is None:
+        return []
+    mine = {int(run), os.getpid(), *below(os.getpid())}
+    return [number for number in below(int(run)) if number not in mine]
+
+
+def below(number: int) -> list[int]:
+    """The processes that one has started, and those that they have."""
+    children, found = _children(), [number]
+    for parent in found:
+        found += children[parent]
+    return found[1:]
+
+
+def stop(numbers: Iterable[int]) -> None:
+    _send(signal.SIGSTOP, numbers)
+
+
+def go_on(numbers: Iterable[int]) -> None:
+    _send(signal.SIGCONT, numbers)
+
+
+def _send(what: signal.Signals, numbers: Iterable[int]) -> None:
+    for number in numbers:
+        with suppress(ProcessLookupError):
+            os.kill(number, what)
+
+
+def _children() -> dict[int, list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            parent = path.read_text().rpartition(")")[2].split()[1]
+            found[int(parent)].append(int(path.parent.name))
+    return found
