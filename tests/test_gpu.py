@@ -332,6 +332,28 @@ def test_sketches_that_a_planner_chose(kind, executor, monkeypatch):
         assert abs(found.measured - found.predicted) <= max(0.01 * found.predicted, BLOCK), found
 
 
+@pytest.mark.parametrize("kind", ["strided", "int4"])
+def test_a_sketched_step_in_a_cuda_graph_draws_anew_at_every_launch(kind):
+    model, x = Chain(2, 256).cuda(), torch.randn(512, 256, device="cuda")
+    model(x).backward()
+    exact = model.layers[1].weight.grad.clone()
+    lowtide.sketch(model, 0.25 if kind == "strided" else None, kind=kind)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        model(x).backward()  # compiles the kernels
+    torch.cuda.synchronize()
+    model.zero_grad()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        model(x).backward()
+    found = []
+    for _ in range(200):
+        graph.replay()
+        found.append(model.layers[1].weight.grad.clone())
+    off = ((torch.stack(found) - exact) * exact).sum((1, 2)).double()
+    assert off.std() > 0
+    assert abs(off.mean()) < 4 * off.std() / 200**0.5
+
+
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_kernels_of_sketches_give_the_bits_of_plain_operators(dtype, turned):
