@@ -11,7 +11,8 @@ asked for. The last row of a kind counts. `--fill` runs Lowtide at the very peak
 none of its rows meets yet: their peaks seldom are a round share of Lowtide's.
 
 Most of the time goes into compilers, which need no GPU: several processes work at once, each on a few rows of
-one model, and only what is measured (the eager reference and Lowtide's prices too) goes in turns.
+one model, and only what is measured (the eager reference and Lowtide's prices too) goes in turns. While one
+takes the times of its steps, the others stand still.
 Set-up times are therefore those of a busy machine, and kernels that another setting compiled are found in
 Inductor's cache. After `--deadline` seconds no row is started and what runs is stopped; a row that takes
 more than `--limit` seconds is given up, with a line that says so.
@@ -169,7 +170,7 @@ class Run:
         elif status not in (0, BROKEN):
             self.give_up(left, f"the process ended with exit status {status}")
         if status != 0:
-            headtohead_others.go_on(headtohead_others.below(os.getpid()))  # whom it may have stopped
+            headtohead_others.go_on()
             if self.missing(job.wanted):
                 waiting.append(Job(job.wanted))
         return False

@@ -1,4 +1,4 @@
-"""The other processes of a run: stopped while one of them measures, and set going again.
+"""The other processes of a run: stopped while one of them takes times, and set going again.
 
 A step of many small kernels takes as long as its launches, and these take longer while the cores compile for
 somebody else. Whoever starts the processes of a run names itself in their environment (`naming`); they and
@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _RUN = "LOWTIDE_BENCHMARK_RUN"
@@ -39,12 +39,20 @@ def below(number: int) -> list[int]:
     return found[1:]
 
 
-def stop(numbers: Iterable[int]) -> None:
-    _send(signal.SIGSTOP, numbers)
+@contextmanager
+def standing_still() -> Iterator[None]:
+    """Let the others of the run stand still for a while."""
+    stopped = others()
+    _send(signal.SIGSTOP, stopped)
+    try:
+        yield
+    finally:
+        _send(signal.SIGCONT, stopped)
 
 
-def go_on(numbers: Iterable[int]) -> None:
-    _send(signal.SIGCONT, numbers)
+def go_on() -> None:
+    """Set all going that this process has started: one that ended may have stopped the others."""
+    _send(signal.SIGCONT, below(os.getpid()))
 
 
 def _send(what: signal.Signals, numbers: Iterable[int]) -> None:

@@ -4,9 +4,8 @@ First steps run on the device too, and try kernels out: several may at the same 
 measures (`beside_others`); while torch compiles they leave the device to the others. Who has waited long
 enough to measure shuts a door behind those that are in, so that it need not wait for more of them.
 
-The locks are those of files, so they are free again when their holder ends, however it ends. While a process
-has its turn, the others of the run are stopped: launching kernels must not wait for somebody's compiler. A
-process may take its turn again while it has it.
+The locks are those of files, so they are free again when their holder ends, however it ends. A process may
+take its turn again while it has it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from typing import Any
 
 from torch._dynamo.callback import callback_handler
 
-import headtohead_others
 from lowtide import cost
 from lowtide.run.inductor import CompiledStep
 
@@ -43,21 +41,17 @@ class Turn:
         self.door = os.open(f"{path}.door", os.O_RDWR | os.O_CREAT)
         self.depth, self.waited, self.had, self.began = 0, 0.0, 0.0, time.perf_counter()
         self.shares = False
-        self.stopped: list[int] = []
 
     def __enter__(self) -> Turn:
         if self.depth == 0:
             self.take(fcntl.LOCK_EX)
             self.had -= time.perf_counter()
-            self.stopped = headtohead_others.others()
-            headtohead_others.stop(self.stopped)
         self.depth += 1
         return self
 
     def __exit__(self, *_: object) -> None:
         self.depth -= 1
         if self.depth == 0:
-            headtohead_others.go_on(self.stopped)
             self.had += time.perf_counter()
             self.leave()
 

@@ -22,6 +22,7 @@ import lowtide
 from commit import commit
 from headtohead_measure import Outcome, Stand, measured
 from headtohead_models import SUBJECTS
+from headtohead_others import standing_still
 from headtohead_results import BROKEN, OURS, TOOLS, Key, Row, append, key, read
 from headtohead_tools import Call, tool
 from headtohead_turn import Turn, compile_beside, measure_prices_in
@@ -84,7 +85,8 @@ class Worker:
             with self.turn:
                 row |= self.check(name, call, reference)
                 stand.tidy()
-                row |= measured(stand, call, self.steps)
+                with standing_still():
+                    row |= measured(stand, call, self.steps)
                 stand.tidy()
             if name in OURS:
                 row |= of_plan(lowtide.plan_of(stand.model))

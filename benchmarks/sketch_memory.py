@@ -63,7 +63,8 @@ class Worker:
 
         with self.turn:
             self.stand = Training.of(group, args.device, tiny=args.tiny)
-            self.plain = measured(self.stand, self.stand.model, self.seconds)
+            with headtohead_others.standing_still():
+                self.plain = measured(self.stand, self.stand.model, self.seconds)
             self.stand.tidy()
 
     def work(self, wanted: list[Way], until: float) -> None:
@@ -100,7 +101,8 @@ class Worker:
             seconds = time.perf_counter() - start - (self.turn.waited - waited)
             self.stand.tidy()
             with self.turn:
-                row = measured(self.stand, call, self.seconds)
+                with headtohead_others.standing_still():
+                    row = measured(self.stand, call, self.seconds)
                 self.stand.tidy()
             plan = lowtide.plan_of(self.stand.model) if budget is not None else None
         return {**row, "setup_seconds": round(seconds, 2), **of_plan(plan)}
@@ -144,8 +146,8 @@ def run(wanted: dict[Group, list[Way]], args: argparse.Namespace) -> None:
     waiting, running = list(wanted), []
     try:
         while (waiting or running) and time.time() < until:
-            if any(process.poll() for process in running):  # it failed, and may have stopped others
-                headtohead_others.go_on(headtohead_others.below(os.getpid()))
+            if any(process.poll() for process in running):
+                headtohead_others.go_on()
             running = [process for process in running if process.poll() is None]
             while waiting and len(running) < args.workers:
                 running.append(start(waiting.pop(0), until - time.time(), args))

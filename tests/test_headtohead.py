@@ -262,10 +262,10 @@ SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
 LOOKS = [sys.executable, "-c", "import headtohead_others; print(headtohead_others.others())"]
 
 
-def test_others_stand_still_while_one_measures(tmp_path, monkeypatch):
+def test_others_stand_still_while_one_takes_times(monkeypatch):
     with subprocess.Popen(SLEEPS) as other:
         monkeypatch.setattr(headtohead_others, "others", lambda: [other.pid])
-        with Turn(tmp_path / "lock"):
+        with headtohead_others.standing_still():
             assert comes_to(other.pid, "T")
         assert comes_to(other.pid, "S")
         other.kill()
