@@ -254,6 +254,15 @@ def test_verify_compares_with_the_same_executor():
     assert "same executor" in str(found)
 
 
+def test_a_plan_that_nothing_is_compiled_for_keeps_to_its_budget_or_is_refused():
+    model, batch = MODELS["blocks"]()
+    smallest = lowtide.plan(model, *batch, executor="inductor", budget="min").peak
+    assert lowtide.plan(model, *batch, executor="inductor", budget=smallest).peak == smallest
+    with pytest.raises(BudgetTooSmall) as error:
+        lowtide.plan(model, *batch, executor="inductor", budget=smallest - 1)
+    assert error.value.smallest == smallest
+
+
 def test_a_plan_without_running_says_what_fuses():
     model, batch = MODELS["blocks"]()
     fused, single = (lowtide.plan(model, *batch, executor=name) for name in ("inductor", "eager"))
