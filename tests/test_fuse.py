@@ -207,7 +207,7 @@ def test_an_op_that_is_not_known_runs_apart():
 
 @pytest.mark.parametrize(("parts", "written"), [(4, 0), (5, 1)])
 def test_a_concatenation_of_many_parts_is_in_memory(parts, written):
-    """Inductor copies so many side by side, whatever reads them; fewer it reads where they are."""
+    """Inductor writes so many down where two nodes read them; fewer it reads where they are."""
     xs = [leaf(64, 16) for _ in range(parts)]
     w = leaf(16 * parts, 8)
     found, _ = lifted(lambda *xs: (torch.cat(xs, 1).sin() @ w).sum(), *xs, executor="inductor")
