@@ -203,3 +203,15 @@ def test_an_op_that_is_not_known_runs_apart():
     assert fusing(graph.call_function(torch.ops.aten.exp.default, (x,))) == "loop"
     assert fusing(graph.call_function(torch.ops.aten.sum.default, (x,))) == "reduction"
     assert fusing(graph.call_function(nn.functional.relu, (x,))) == "apart"
+
+
+@pytest.mark.parametrize(("parts", "written"), [(4, 0), (5, 1)])
+def test_a_concatenation_of_many_parts_is_in_memory(parts, written):
+    """Inductor writes so many down where two nodes read them; fewer it reads where they are."""
+    xs = [leaf(64, 16) for _ in range(parts)]
+    w = leaf(16 * parts, 8)
+    found, _ = lifted(lambda *xs: (torch.cat(xs, 1).sin() @ w).sum(), *xs, executor="inductor")
+    forward = [op for op in found.graph.ops if op.phase == "forward"]
+    assert [op.target for op in forward].count("aten.cat.default") == written
+    inside = [str(node.target) for op in forward for node in found.inside[op.name]]
+    assert inside.count("aten.cat.default") == 1 - written

@@ -67,6 +67,20 @@ class Residual(nn.Module):
         return self.head((self.norm(self.last(x)) + x).relu().mean((2, 3)))
 
 
+class Dense(nn.Module):
+    """Layers that each read the features of all before, up to six in one concatenation."""
+
+    def __init__(self, layers=6, width=8):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width * layer, width) for layer in range(1, layers))
+
+    def forward(self, x):
+        features = [x]
+        for layer in self.layers:
+            features.append(layer(torch.cat(features, 1).sin()))
+        return torch.cat(features, 1).square().mean()
+
+
 def step(model, batch, seed=1):
     """Gradients, buffers and the random state behind a step."""
     model.zero_grad()
@@ -111,6 +125,15 @@ def test_a_cap_holds_and_changes_nothing_but_rounding(name):
         for key, value in right.items():
             torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-6)
         budget = (peak + most) // 2
+
+
+def test_features_that_many_layers_read_get_the_sum_of_their_gradients():
+    model, x = Dense(), torch.rand(64, 8)
+    wanted = list(model.parameters())
+    expected = torch.autograd.grad(model(x), wanted)
+    lowtide.cap(model, HUGE, executor="inductor")
+    for mine, plain in zip(torch.autograd.grad(model(x), wanted), expected, strict=True):
+        torch.testing.assert_close(mine, plain)
 
 
 def test_recomputed_dropout_has_the_mask_of_the_forward():
@@ -252,6 +275,15 @@ def test_verify_compares_with_the_same_executor():
     found = lowtide.verify(Blocks(layers=1), torch.rand(64, 32), budget=HUGE, executor="inductor")
     assert found
     assert "same executor" in str(found)
+
+
+def test_a_plan_that_nothing_is_compiled_for_keeps_to_its_budget_or_is_refused():
+    model, batch = MODELS["blocks"]()
+    smallest = lowtide.plan(model, *batch, executor="inductor", budget="min").peak
+    assert lowtide.plan(model, *batch, executor="inductor", budget=smallest).peak == smallest
+    with pytest.raises(BudgetTooSmall) as error:
+        lowtide.plan(model, *batch, executor="inductor", budget=smallest - 1)
+    assert error.value.smallest == smallest
 
 
 def test_a_plan_without_running_says_what_fuses():

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import fx
 
-from .fusion import fusing, steers, type_of
+from .fusion import fusing, is_written_down, steers, type_of
 from .graph import Graph, Op, OpKind
 from .kernels import Group, Kernels
 from .lift import Lifted
@@ -111,13 +111,16 @@ class _Fusing:
                 del made.reads[name]
                 self.take_in(made, self.graph.writer[name])
 
-    def may_run_again(self, op: Op) -> bool:
-        alone = len(op.writes) == 1 and self.lifted.root_of[op.writes[0]] is self.lifted.node_of[op.name]
-        return alone and op.kind == "pure" and op.name not in self.choices
+    def may_run_inside(self, op: Op) -> bool:
+        """Whether an op is a loop that others can compute for themselves."""
+        node = self.lifted.node_of[op.name]
+        alone = len(op.writes) == 1 and self.lifted.root_of[op.writes[0]] is node
+        loop = self.how[op.name] == "loop" and not is_written_down(node)
+        return loop and alone and op.kind == "pure" and op.name not in self.choices
 
     def may_inline(self, op: Op) -> bool:
         """Whether an op may be computed inside whatever reads it."""
-        if self.how[op.name] != "loop" or not self.may_run_again(op) or op.workspace:
+        if not self.may_run_inside(op) or op.workspace:
             return False
         (name,) = op.writes
         value = self.graph.value[name]
@@ -205,7 +208,7 @@ class _Fusing:
     def is_free(self, name: str, there: set[str]) -> bool:
         """Whether a kernel that reads some values can compute this one from them."""
         writer = self.graph.writer.get(name)
-        if writer is None or self.how[writer.name] != "loop" or not self.may_run_again(writer):
+        if writer is None or not self.may_run_inside(writer):
             return False
         if self.draws_inside(writer):
             return False

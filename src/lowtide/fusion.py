@@ -15,7 +15,7 @@ from torch import fx
 
 from .nodes import is_item, tensors_of
 
-__all__ = ["Fusing", "fusing", "steers", "type_of"]
+__all__ = ["Fusing", "fusing", "is_written_down", "steers", "type_of"]
 
 Fusing = Literal["loop", "reduction", "apart"]
 """How an op runs: as part of a loop, as a reduction that loops fuse with, or as a kernel of its own."""
@@ -43,6 +43,7 @@ _REDUCTIONS = frozenset(
     prims.var prims.xor_sum
     """.split()  # noqa: SIM905
 )
+_MOST_JOINED = 4  # parts: more are written down where two nodes read them, and more than 8 in any case
 
 
 def type_of(node: fx.Node) -> str:
@@ -59,6 +60,11 @@ def fusing(node: fx.Node) -> Fusing:
     if name in _LOOPS or torch.Tag.pointwise in getattr(node.target, "tags", ()):
         return "loop"
     return "apart"
+
+
+def is_written_down(node: fx.Node) -> bool:
+    """Whether Inductor puts a loop's result in memory whatever reads it: a concatenation of many parts."""
+    return type_of(node) == "aten.cat" and len(node.args[0]) > _MOST_JOINED  # type: ignore[arg-type]
 
 
 def steers(graph: fx.Graph) -> set[fx.Node]:

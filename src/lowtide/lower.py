@@ -51,6 +51,16 @@ class _Side:
     of_value: dict[str, list[fx.Node]] = field(default_factory=dict)
     state: dict[str, fx.Node] = field(default_factory=dict)
     inside: dict[str, dict[fx.Node, fx.Node]] = field(default_factory=dict)
+    names: set[str] = field(default_factory=set)
+
+    def call(self, origin: fx.Node, target: Any, args: Any, kwargs: Any = None) -> fx.Node:
+        """A call in the place of a node, with its name if that is free.
+
+        Before 2.13, torch tries one number after the other for a name whose own number is taken.
+        """
+        name = f"{origin.name}_copy" if origin.name in self.names else origin.name
+        self.names.add(name)
+        return self.graph.call_function(target, args, kwargs, name=name)
 
 
 class _Lowering:
@@ -109,7 +119,7 @@ class _Lowering:
             self.put(origin, self.in_memory(node) if op in self.lifted.kept else node)
         for item in items:
             if item in self.lifted.value_of and not self.is_there(self.lifted.value_of[item]):
-                copy = self.side.graph.call_function(operator.getitem, (node, item.args[1]), name=item.name)
+                copy = self.side.call(item, operator.getitem, (node, item.args[1]))
                 copy.meta = dict(item.meta)
                 self.put(item, copy)
 
@@ -127,7 +137,6 @@ class _Lowering:
             self.side.inside[self.lifted.value_of[inner]] = {inner: self.copied(inner)}
 
     def call(self, op: str, origin: fx.Node) -> fx.Node:
-        graph = self.side.graph
         args = fx.map_arg(origin.args, self.find)
         kwargs = fx.map_arg(origin.kwargs, self.find)
         target: Any = origin.target
@@ -138,10 +147,8 @@ class _Lowering:
             else:
                 state = (self.side.state[op], str(self.trace.device))
                 again = (RANDOM[target],) if target in RANDOM else (replay.run_again, target)
-                return graph.call_function(again[0], (*state, *again[1:], *args), kwargs, name=origin.name)
-        return graph.call_function(
-            target if first else AGAIN.get(target, target), args, kwargs, name=origin.name
-        )
+                return self.side.call(origin, again[0], (*state, *again[1:], *args), kwargs)
+        return self.side.call(origin, target if first else AGAIN.get(target, target), args, kwargs)
 
     def take_state(self, op: str) -> fx.Node:
         node = self.side.graph.call_function(replay.take_state, (str(self.trace.device),), name=f"{op}_state")
@@ -180,7 +187,7 @@ class _Lowering:
         """The same call on what stands for its arguments now."""
         args = fx.map_arg(node.args, self.find)
         kwargs = fx.map_arg(node.kwargs, self.find)
-        copy = self.side.graph.call_function(node.target, args, kwargs, name=node.name)  # type: ignore[arg-type]
+        copy = self.side.call(node, node.target, args, kwargs)
         copy.meta = dict(node.meta)
         return copy
 

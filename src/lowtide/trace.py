@@ -11,6 +11,9 @@ gradient per primal. Seven rewrites make it fit to be planned and to run as fast
 - `stack_selected`: the gradient of an unpacked tensor is stacked, as in eager, not summed from padded parts;
 - `prune_tangents`: gradients that are known not to come are taken out, as eager autograd would;
 - dead nodes are removed.
+
+For a step that is going to be compiled two others stand in the place of those that are eager's: `pad_once`,
+and `join_sums` for the gradients of what several concatenations read.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from .rewrite import (
     separate_tangents,
     stack_selected,
 )
+from .sums import join_sums
 
 __all__ = ["Trace", "make_trace"]
 
@@ -99,6 +103,7 @@ def make_trace(
     if compiled:
         pad_once(joint.graph)
         look_through_views(joint.graph)
+        join_sums(joint.graph)
     else:
         batchnorm.fuse(joint.graph)
         dropout.as_in_eager(joint.graph)

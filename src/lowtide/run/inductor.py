@@ -76,7 +76,7 @@ class CompiledStep:
             try:
                 run = attempt.compile(copy.deepcopy(self.module), inputs)
             except BudgetTooSmall as error:
-                if last:
+                if last or self.piece.only_plan:  # nothing is compiled that could show less than predicted
                     raise
                 last, self.piece.spare = True, error.budget - error.smallest
                 continue

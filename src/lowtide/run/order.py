@@ -55,14 +55,23 @@ def _may_move(scheduler: Any, part: Any, place: int, group: set[str]) -> bool:
     return True
 
 
-def _windows(scheduler: Any) -> tuple[list[int], int]:
-    """How many kernels of their own precede each node, and what is small."""
-    known: tuple[list[int], int] | None = getattr(scheduler, "_lowtide_windows", None)
+def _windows(scheduler: Any) -> tuple[dict[int, int], int]:
+    """How many kernels of their own precede each place in the order, and what is small.
+
+    Copies into one concatenation are a single node of the scheduler; their places are those of its parts.
+    """
+    known: tuple[dict[int, int], int] | None = getattr(scheduler, "_lowtide_windows", None)
     if known is None:
-        small = small_bytes(scheduler.nodes)
-        known = (list(accumulate(_parts(node, small) for node in scheduler.nodes)), small)
+        parts = sorted((part for node in scheduler.nodes for part in node.get_nodes()), key=_min_order)
+        small = small_bytes(parts)
+        counts = accumulate(_parts(part, small) for part in parts)
+        known = (dict(zip(map(_min_order, parts), counts, strict=True)), small)
         scheduler._lowtide_windows = known
     return known
+
+
+def _min_order(part: Any) -> int:
+    return int(part.min_order)
 
 
 def _parts(node: Any, small: int) -> bool:
