@@ -65,7 +65,7 @@ def _slice(node: object) -> _Slice | None:
     source, dim, start, end = node.args
     assert isinstance(source, fx.Node)
     whole = source.meta["val"].shape[dim]
-    plain = isinstance(start, int) and isinstance(end, int) and 0 <= start <= whole
+    plain = isinstance(start, int) and isinstance(end, int) and 0 <= start <= min(end, whole)
     return _Slice(source, dim, start, min(end, whole)) if plain else None  # type: ignore[arg-type]
 
 
