@@ -8,6 +8,7 @@ import torch
 
 import lowtide
 from lowtide.sketching import choose, rounded, strided
+from lowtide.sketching.draw import draw_seed
 from sketched import WIDTH, Block, WithLoss, same, step
 
 KINDS = {"strided": 0.25, "int8": None, "int4": None}
@@ -76,3 +77,18 @@ def test_a_mask_of_rows(at_once):
     expected = step(model, x, mask)
     at_once()
     assert same(step(model, x, mask), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("rows", [1, 24, 33])
+def test_what_a_capture_sees_is_what_they_give(rows, dtype):
+    x, seed = torch.randn(rows, 512).to(dtype), draw_seed(torch.empty(0))
+    real = torch.rand(rows) < 0.7
+    checks = ("test_schema", "test_faketensor")
+    for mask in ((None, None), (real.logical_not().argsort(stable=True), real)):
+        torch.library.opcheck(strided._deal_at_once, (x, seed, max(rows // 4, 1), *mask), test_utils=checks)
+    for bits in (8, 4):
+        given = x, seed, bits, 256
+        torch.library.opcheck(rounded._round_off_at_once, given, test_utils=checks)
+        kept = rounded._round_off(*given)
+        torch.library.opcheck(rounded._widen_at_once, (*kept, bits, dtype), test_utils=checks)

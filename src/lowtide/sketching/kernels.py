@@ -1,7 +1,8 @@
 """The sketches that are worth it on a GPU as one kernel each, in Triton, which comes with torch there.
 
-They give the bits of the plain operators in `strided` and `rounded`: the same hashes, the sums in the same
-order, divisions as torch rounds them. What they spare is launches, some twenty for each sketch.
+They give the bits of the plain operators in `strided` and `rounded`: the same hashes, sums in the same order
+(up to sixteen rows a bucket), divisions as torch rounds them. What they spare is launches, some twenty for
+each sketch.
 """
 
 from __future__ import annotations

@@ -21,8 +21,11 @@ def have_kernels(x: torch.Tensor) -> bool:
     return _HAS_TRITON and x.is_cuda
 
 
-def operator(name: str, schema: str, plain: Callable[..., Any]) -> Any:
-    """An operator that runs the kernel of that name on a GPU, and what it stands for on other devices."""
+def operator(name: str, schema: str, plain: Callable[..., Any], empty: Callable[..., Any]) -> Any:
+    """An operator that runs the kernel of that name on a GPU, and what it stands for on other devices.
+
+    `empty` makes its results without their numbers, for a capture.
+    """
 
     def run_kernel(*args: Any) -> Any:
         from . import kernels  # which needs Triton
@@ -33,5 +36,5 @@ def operator(name: str, schema: str, plain: Callable[..., Any]) -> Any:
     torch.library.define(full, schema)
     torch.library.impl(full, "cpu", plain)
     torch.library.impl(full, "cuda", run_kernel)
-    torch.library.register_fake(full, plain)
+    torch.library.register_fake(full, empty)
     return getattr(torch.ops.lowtide, name).default

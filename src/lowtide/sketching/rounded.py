@@ -10,6 +10,7 @@ product.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -105,11 +106,29 @@ def _widen(
     return _joined([*low, *high])
 
 
+def _empty_levels(x: torch.Tensor, seed: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, ...]:
+    rows, features = x.shape
+    scales = (x.new_empty(rows, features // group, 1, dtype=sum_dtype(x)) for _ in range(2))
+    return x.new_empty(-(-rows * bits // 8), features, dtype=torch.uint8), *scales
+
+
+def _empty_numbers(
+    levels: Any, least: torch.Tensor, step: Any, bits: int, dtype: torch.dtype
+) -> torch.Tensor:
+    return least.new_empty(least.shape[0], levels.shape[1], dtype=dtype)
+
+
 _round_off_at_once = operator(
-    "round_off", "(Tensor x, Tensor seed, int bits, int group) -> (Tensor, Tensor, Tensor)", _round_off
+    "round_off",
+    "(Tensor x, Tensor seed, int bits, int group) -> (Tensor, Tensor, Tensor)",
+    _round_off,
+    _empty_levels,
 )
 _widen_at_once = operator(
-    "widen", "(Tensor levels, Tensor least, Tensor step, int bits, ScalarType dtype) -> Tensor", _widen
+    "widen",
+    "(Tensor levels, Tensor least, Tensor step, int bits, ScalarType dtype) -> Tensor",
+    _widen,
+    _empty_numbers,
 )
 
 

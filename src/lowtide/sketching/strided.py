@@ -8,6 +8,7 @@ rows more than another, so there are fewer collisions, and none when k is the nu
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -92,6 +93,10 @@ def _add(total: torch.Tensor, part: torch.Tensor, factors: torch.Tensor) -> None
         (total if rest == k else total[:rest]).addcmul_(part, factors)
 
 
+def _empty(x: torch.Tensor, seed: Any, k: int, order: Any, real: Any) -> torch.Tensor:
+    return x.new_empty(k, x.shape[1])
+
+
 _deal_at_once = operator(
-    "deal", "(Tensor x, Tensor seed, int k, Tensor? order, Tensor? real) -> Tensor", _deal
+    "deal", "(Tensor x, Tensor seed, int k, Tensor? order, Tensor? real) -> Tensor", _deal, _empty
 )
