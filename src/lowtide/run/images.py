@@ -7,10 +7,14 @@ otherwise; the backward would begin with a transposed gradient, which the first 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import fx
+from torch.backends import mkldnn
 
 from .._torch import private
+from ..devices import Device
 from ..fusion import fusing, type_of
 from .in_memory import image_in_memory, in_memory
 
@@ -19,9 +23,15 @@ __all__ = ["hand_over_channels_last", "turns_layouts"]
 aten = torch.ops.aten
 
 
-def turns_layouts(module: fx.GraphModule) -> bool:
-    """Whether Inductor will hold images with their channels last, as convolutions on a GPU like them."""
-    return bool(private("decide_layout")(module, is_inference=False))
+def turns_layouts(module: fx.GraphModule, target: Device | None = None) -> bool:
+    """Whether Inductor will hold images with their channels last, as convolutions like them.
+
+    On a CPU its library always likes them so; that says nothing of another device to plan for.
+    """
+    elsewhere = target is not None and target.type != "cpu"
+    library = mkldnn.flags(enabled=False, deterministic=None, allow_tf32=None, fp32_precision=None)
+    with library if elsewhere else nullcontext():
+        return bool(private("decide_layout")(module, is_inference=False))
 
 
 def hand_over_channels_last(forward: fx.GraphModule, outputs: int) -> None:

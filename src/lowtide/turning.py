@@ -1,0 +1,59 @@
+"""Given tensors that Inductor turns: copied with their channels last once, and read so by everything.
+
+Where Inductor turns the layouts of convolutions, it also turns what is given (a batch of images, weights that
+are larger than 1x1) and goes into one: as the step begins, if the backward is to have it. The copy is then
+what the forward hands over, so it is alive until its last use in the backward. Here the copy becomes part of
+the step, made where it is first read, so that it is planned.
+
+Limits: a given tensor that only the forward reads is copied beside each convolution, and that is not planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+
+from .fusion import type_of
+from .nodes import depends_on, feeding, mutations
+from .run.in_memory import image_in_memory
+
+__all__ = ["is_turned", "turn_once"]
+
+aten = torch.ops.aten
+
+
+def turn_once(graph: fx.Graph, primals: Iterable[fx.Node], tangents: Iterable[fx.Node]) -> None:
+    """Let everything that reads a given tensor that is turned read one copy of it."""
+    before = feeding(graph, graph.find_nodes(op="call_function", target=aten.convolution.default))
+    backward = depends_on(graph, tangents)
+    written = {node.args[0] for node in mutations(graph)}
+    for primal in primals:
+        saved = not backward.isdisjoint(primal.users) and all(user.op != "output" for user in primal.users)
+        if saved and primal in before and primal not in written and _has_channels_first(primal):
+            _turn(primal)
+
+
+def is_turned(node: fx.Node) -> bool:
+    """Whether a node is such a copy."""
+    return type_of(node) == "lowtide.image_in_memory"
+
+
+def _has_channels_first(node: fx.Node) -> bool:
+    """Whether a tensor is an image, or as one, that would be another in memory with its channels last."""
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor) or value.dim() != 4:
+        return False
+    return value.is_contiguous() and not value.is_contiguous(memory_format=torch.channels_last)
+
+
+def _turn(given: fx.Node) -> None:
+    users = list(given.users)
+    with given.graph.inserting_before(min(users)):
+        turned = given.graph.call_function(image_in_memory(), (given,))
+    turned.meta = {**min(users).meta}
+    with given.meta["val"].fake_mode:
+        turned.meta["val"] = image_in_memory()(given.meta["val"])
+    for user in users:
+        user.replace_input_with(given, turned)
