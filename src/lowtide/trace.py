@@ -88,8 +88,8 @@ def make_trace(
 ) -> Trace:
     """The trace of AOTAutograd's joint graph, rewritten in place.
 
-    A step that is going to be compiled keeps its ops as the compiler's decompositions left them; `turned` says
-    that its images will have their channels last.
+    A step that is going to be compiled keeps its ops as the compiler's decompositions left them. `turned`: it
+    will hold images with their channels last.
 
     `leaves` are the indices of primals whose gradient autograd keeps in `.grad`, `accumulating` those of them
     that have a gradient already, which this one is added to.

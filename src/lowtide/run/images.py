@@ -7,7 +7,8 @@ otherwise; the backward would begin with a transposed gradient, which the first 
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import fx
@@ -28,10 +29,18 @@ def turns_layouts(module: fx.GraphModule, target: Device | None = None) -> bool:
 
     On a CPU its library always likes them so; that says nothing of another device to plan for.
     """
-    elsewhere = target is not None and target.type != "cpu"
-    library = mkldnn.flags(enabled=False, deterministic=None, allow_tf32=None, fp32_precision=None)
-    with library if elsewhere else nullcontext():
+    with _as_if_on(target):
         return bool(private("decide_layout")(module, is_inference=False))
+
+
+@contextmanager
+def _as_if_on(target: Device | None) -> Iterator[None]:
+    enabled = mkldnn.enabled
+    mkldnn.enabled = enabled and (target is None or target.type == "cpu")  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        mkldnn.enabled = enabled
 
 
 def hand_over_channels_last(forward: fx.GraphModule, outputs: int) -> None:
