@@ -168,7 +168,7 @@ class _Lifting:
         if node.target in UPDATES_STATISTICS and node in self.feeding_outputs:
             return "pure"  # its first run, in the forward, is the one that updates them
         if is_turned(node):
-            return "pinned"  # to run again it needs what is given, which Inductor would turn and keep instead
+            return "pinned"
         return "pinned" if has_effect(node) else "pure"
 
     def touches_mutated(self, node: fx.Node) -> bool:

@@ -120,7 +120,7 @@ def make_trace(
     prune_tangents(joint.graph, unexpected, tangents)
     remove_dead(joint.graph)
     if turned:
-        turn_once(joint.graph, primals, tangents)
+        turn_once(joint.graph, primals)
     results = _results(joint.graph)
     outputs, gradients = results[:forward_outputs], results[forward_outputs:]
     if not compiled:

@@ -3,9 +3,11 @@
 Where Inductor turns the layouts of convolutions, it also turns what is given (a batch of images, weights that
 are larger than 1x1) and goes into one: as the step begins, if the backward is to have it. The copy is then
 what the forward hands over, so it is alive until its last use in the backward. Here the copy becomes part of
-the step, made where it is first read, so that it is planned.
+the step, made where it is first read, so that it is planned; what makes it is never run again, since for that
+the tensor itself would be handed over, and that is what Inductor turns.
 
-Limits: a given tensor that only the forward reads is copied beside each convolution, and that is not planned.
+Limits: what no run in the backward reads is copied beside each convolution that reads it, and not at all for
+a loop; there a plan has a copy for a while that may not be.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import torch
 from torch import fx
 
 from .fusion import type_of
-from .nodes import depends_on, feeding, mutations
+from .nodes import feeding, mutations
 from .run.in_memory import image_in_memory
 
 __all__ = ["is_turned", "turn_once"]
@@ -24,14 +26,13 @@ __all__ = ["is_turned", "turn_once"]
 aten = torch.ops.aten
 
 
-def turn_once(graph: fx.Graph, primals: Iterable[fx.Node], tangents: Iterable[fx.Node]) -> None:
+def turn_once(graph: fx.Graph, primals: Iterable[fx.Node]) -> None:
     """Let everything that reads a given tensor that is turned read one copy of it."""
     before = feeding(graph, graph.find_nodes(op="call_function", target=aten.convolution.default))
-    backward = depends_on(graph, tangents)
     written = {node.args[0] for node in mutations(graph)}
     for primal in primals:
-        saved = not backward.isdisjoint(primal.users) and all(user.op != "output" for user in primal.users)
-        if saved and primal in before and primal not in written and _has_channels_first(primal):
+        returned = any(user.op == "output" for user in primal.users)
+        if primal in before and primal not in written and not returned and _has_channels_first(primal):
             _turn(primal)
 
 
