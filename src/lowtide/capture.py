@@ -148,6 +148,8 @@ class Piece:
 
     def take(self, joint: fx.GraphModule, forward_outputs: int) -> None:
         """Trace a joint graph, lift it and price it."""
+        target = find_device(self.target) if self.target else None
+        turned = self.compiled and turns_layouts(joint, target)
         self.trace = make_trace(
             joint,
             forward_outputs=forward_outputs,
@@ -156,13 +158,14 @@ class Piece:
             accumulating=self.accumulating,
             leaves=self.leaves,
             compiled=self.compiled,
+            turned=turned,
         )
         names = [str(node.target) for node in joint.graph.find_nodes(op="get_attr")]
         self.constants = {name: getattr(joint, name) for name in names}
-        self.channels_last = self.compiled and self.trace.device.type == "cuda" and turns_layouts(joint)
+        self.channels_last = turned and self.trace.device.type == "cuda"
         self.expected = tuple(node in self.trace.expected for node in self.trace.tangents)
         self.tangents = [node.meta["val"] for node in self.trace.tangents]
-        lifted = lift(self.trace, find_device(self.target) if self.target else None)
+        lifted = lift(self.trace, target)
         lifted = replace(lifted, graph=_with_tangents_that_come(lifted.graph, self.trace))
         self.lifted = self.priced(fuse(self.trace, lifted) if self.compiled else lifted)
 

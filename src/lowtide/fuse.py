@@ -25,6 +25,7 @@ from .neighbours import moved_together
 from .nodes import has_effect
 from .trace import Trace
 from .traffic import traffic
+from .turning import is_turned
 
 __all__ = ["fuse"]
 
@@ -265,10 +266,11 @@ class _Fusing:
         return frozenset(op.name for op in single if self.is_kept(op, large))
 
     def is_kept(self, op: Op, large: int) -> bool:
+        node = self.lifted.node_of[op.name]
+        if type_of(node) == "aten.convolution" or is_turned(node):
+            return False
         if self.how[op.name] == "loop":
             return self.size[op.writes[0]] > large
-        if type_of(self.lifted.node_of[op.name]) == "aten.convolution":
-            return False
         return self.is_read_later(op) and any(self.size[name] > large for name in (*op.reads, *op.writes))
 
     def is_read_later(self, op: Op) -> bool:

@@ -29,7 +29,7 @@ _LOOPS = frozenset(
     aten.lift_fresh_copy aten.max_pool2d_with_indices_backward aten.native_dropout_backward aten.new_zeros
     aten.ones aten.ones_like aten.permute aten.reflection_pad2d aten.repeat aten.scalar_tensor
     aten.select_scatter aten.slice_scatter aten.tril aten.triu aten.upsample_bilinear2d
-    aten.upsample_nearest2d aten.where aten.zeros aten.zeros_like
+    aten.upsample_nearest2d aten.where aten.zeros aten.zeros_like lowtide.image_in_memory
     prims._inductor_bucketize prims._low_memory_max_pool_offsets_to_indices prims.broadcast_in_dim
     prims.convert_element_type prims.device_put prims.fma prims.frexp prims.inductor_lookup_seed
     prims.inductor_randint prims.inductor_random prims.iota

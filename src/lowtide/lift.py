@@ -27,6 +27,7 @@ from .lines import is_internal
 from .nodes import feeding, has_effect, is_item, storage_of, tensors_of
 from .replay import state_size
 from .trace import Trace
+from .turning import is_turned
 
 __all__ = ["Lifted", "lift"]
 
@@ -166,6 +167,8 @@ class _Lifting:
             return "random"
         if node.target in UPDATES_STATISTICS and node in self.feeding_outputs:
             return "pure"  # its first run, in the forward, is the one that updates them
+        if is_turned(node):
+            return "pinned"
         return "pinned" if has_effect(node) else "pure"
 
     def touches_mutated(self, node: fx.Node) -> bool:

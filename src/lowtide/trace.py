@@ -12,8 +12,9 @@ gradient per primal. Seven rewrites make it fit to be planned and to run as fast
 - `prune_tangents`: gradients that are known not to come are taken out, as eager autograd would;
 - dead nodes are removed.
 
-For a step that is going to be compiled two others stand in the place of those that are eager's: `pad_once`,
-and `join_sums` for the gradients of what several concatenations read.
+For a step that is going to be compiled others stand in the place of those that are eager's: `pad_once`,
+`join_sums` for the gradients of what several concatenations read, and `turn_once` where the compiler is going
+to hold images with their channels last.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from .rewrite import (
     stack_selected,
 )
 from .sums import join_sums
+from .turning import turn_once
 
 __all__ = ["Trace", "make_trace"]
 
@@ -82,10 +84,12 @@ def make_trace(
     accumulating: frozenset[int] = frozenset(),
     leaves: frozenset[int] = frozenset(),
     compiled: bool = False,
+    turned: bool = False,
 ) -> Trace:
     """The trace of AOTAutograd's joint graph, rewritten in place.
 
-    A step that is going to be compiled keeps its ops as the compiler's decompositions left them.
+    A step that is going to be compiled keeps its ops as the compiler's decompositions left them. `turned`: it
+    will hold images with their channels last.
 
     `leaves` are the indices of primals whose gradient autograd keeps in `.grad`, `accumulating` those of them
     that have a gradient already, which this one is added to.
@@ -115,6 +119,8 @@ def make_trace(
     unexpected = [node for node in tangents if node not in expected]
     prune_tangents(joint.graph, unexpected, tangents)
     remove_dead(joint.graph)
+    if turned:
+        turn_once(joint.graph, primals)
     results = _results(joint.graph)
     outputs, gradients = results[:forward_outputs], results[forward_outputs:]
     if not compiled:
