@@ -9,10 +9,12 @@ same two numbers as before.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import fx
+
+from .insert import call_before
 
 __all__ = ["join_sums"]
 
@@ -112,7 +114,7 @@ def _join(run: list[fx.Node]) -> None:
     parts = [
         _cut(place, one.source, one.dim, one.start, end.end) for one, end in zip(first, last, strict=True)
     ]
-    whole = _call_before(place, aten.add.Tensor, *parts)
+    whole = call_before(place, aten.add.Tensor, *parts)
     for total in run:
         _, dim, start, end = _bounds(total)
         low = first[0].start
@@ -124,14 +126,4 @@ def _join(run: list[fx.Node]) -> None:
 def _cut(place: fx.Node, source: fx.Node, dim: int, start: int, end: int) -> fx.Node:
     if (start, end) == (0, source.meta["val"].shape[dim]):
         return source
-    return _call_before(place, aten.slice.Tensor, source, dim, start, end)
-
-
-def _call_before(place: fx.Node, target: Any, *args: Any) -> fx.Node:
-    """A new call before a node, known by that one's module and line."""
-    with place.graph.inserting_before(place):
-        call = place.graph.call_function(target, args)
-    call.meta = {**place.meta}
-    with place.meta["val"].fake_mode:
-        call.meta["val"] = target(*fx.map_arg(args, lambda arg: arg.meta["val"]))
-    return call
+    return call_before(place, aten.slice.Tensor, source, dim, start, end)

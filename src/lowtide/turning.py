@@ -18,6 +18,7 @@ import torch
 from torch import fx
 
 from .fusion import type_of
+from .insert import call_before
 from .nodes import feeding, mutations
 from .run.in_memory import image_in_memory
 
@@ -51,10 +52,6 @@ def _has_channels_first(node: fx.Node) -> bool:
 
 def _turn(given: fx.Node) -> None:
     users = list(given.users)
-    with given.graph.inserting_before(min(users)):
-        turned = given.graph.call_function(image_in_memory(), (given,))
-    turned.meta = {**min(users).meta}
-    with given.meta["val"].fake_mode:
-        turned.meta["val"] = image_in_memory()(given.meta["val"])
+    turned = call_before(min(users), image_in_memory(), given)
     for user in users:
         user.replace_input_with(given, turned)
