@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any
 
 from .._torch import private, scheduler_pass
@@ -62,16 +63,14 @@ def _windows(scheduler: Any) -> tuple[dict[int, int], int]:
     """
     known: tuple[dict[int, int], int] | None = getattr(scheduler, "_lowtide_windows", None)
     if known is None:
-        parts = sorted((part for node in scheduler.nodes for part in node.get_nodes()), key=_min_order)
+        parts = sorted(
+            (part for node in scheduler.nodes for part in node.get_nodes()), key=attrgetter("min_order")
+        )
         small = small_bytes(parts)
         counts = accumulate(_parts(part, small) for part in parts)
-        known = (dict(zip(map(_min_order, parts), counts, strict=True)), small)
+        known = ({part.min_order: count for part, count in zip(parts, counts, strict=True)}, small)
         scheduler._lowtide_windows = known
     return known
-
-
-def _min_order(part: Any) -> int:
-    return int(part.min_order)
 
 
 def _parts(node: Any, small: int) -> bool:

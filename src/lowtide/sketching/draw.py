@@ -24,11 +24,11 @@ def draw_seed(like: torch.Tensor) -> torch.Tensor:
     """A seed from the default generator of a tensor's device."""
     if torch.compiler.is_compiling():
         return _traced_seed(like)  # type: ignore[no-any-return]
-    return torch.randint(_PRIME, _SHAPE, device=like.device)
+    return _seed(like)
 
 
 def _seed(like: torch.Tensor) -> torch.Tensor:
-    """The same as an operator of its own, which every compiler runs once.
+    """What draws; while a step is traced it is an operator of its own, which every compiler runs once.
 
     torch's partitioner draws `randint` a second time for the backward (seen in 2.13), which would then use
     other signs than the forward. It does not do so to operators that it does not know.

@@ -19,53 +19,55 @@ _TILE = 1024
 
 
 def deal(
-    x: torch.Tensor, seed: torch.Tensor, k: int, order: torch.Tensor | None, real: torch.Tensor | None
-) -> torch.Tensor:
-    """The rows in some order added to k buckets in turn, with signs; those that are not real as zeros."""
+    x: torch.Tensor,
+    seed: torch.Tensor,
+    k: int,
+    order: torch.Tensor | None,
+    real: torch.Tensor | None,
+    buckets: torch.Tensor,
+) -> None:
+    """Add the rows in some order to k buckets in turn, with signs; those that are not real as zeros."""
     rows, features = x.shape
     several, tile = _shape_of_tile(min(features, 256))
-    buckets = x.new_empty(k, features)
     with torch.cuda.device_of(x):
         _deal[triton.cdiv(k, several), triton.cdiv(features, tile)](
             x, seed, order, real, buckets, rows, features, k, *x.stride(),
             ordered=order is not None, wide=x.dtype == torch.float64, several=several, tile=tile,
         )  # fmt: skip
-    return buckets
 
 
 def round_off(
-    x: torch.Tensor, seed: torch.Tensor, bits: int, group: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The levels of the numbers of x, and the least value and the step of each group of columns."""
-    rows, features = x.shape
+    x: torch.Tensor, seed: torch.Tensor, bits: int, group: int, made: tuple[torch.Tensor, ...]
+) -> None:
+    """Write the levels of the numbers of x, and the least value and the step of each group of columns."""
+    levels, least, step = made
+    (rows, features), packed = x.shape, levels.shape[0]
     several, tile = _shape_of_tile(group, 4 * _TILE)  # as the hashes of columns serve all rows of a tile
-    number = torch.promote_types(x.dtype, torch.float32)
-    packed = rows if bits == 8 else (rows + 1) // 2
-    levels = x.new_empty(packed, features, dtype=torch.uint8)
-    least, step = (x.new_empty(rows, features // group, 1, dtype=number) for _ in range(2))
     with torch.cuda.device_of(x):
         _round_off[triton.cdiv(packed, several), features // group](
             x, seed, levels, least, step, rows, packed, features, group, *x.stride(),
-            bits=bits, wide=number == torch.float64, several=several, tile=tile,
+            bits=bits, wide=least.dtype == torch.float64, several=several, tile=tile,
             enable_fp_fusion=False,  # which would round a place once where torch rounds it twice
         )  # fmt: skip
-    return levels, least, step
 
 
 def widen(
-    levels: torch.Tensor, least: torch.Tensor, step: torch.Tensor, bits: int, dtype: torch.dtype
-) -> torch.Tensor:
-    """The numbers that levels stand for."""
+    levels: torch.Tensor,
+    least: torch.Tensor,
+    step: torch.Tensor,
+    bits: int,
+    dtype: torch.dtype,
+    numbers: torch.Tensor,
+) -> None:
+    """Write the numbers that levels stand for."""
     levels, least, step = (part.contiguous() for part in (levels, least, step))
     (rows, groups, _), (packed, features) = least.shape, levels.shape
     several, tile = _shape_of_tile(min(features, 256))
-    numbers = least.new_empty(rows, features, dtype=dtype)
     with torch.cuda.device_of(levels):
         _widen[triton.cdiv(packed, several), triton.cdiv(features, tile)](
             levels, least, step, numbers, rows, packed, features, features // groups,
             bits=bits, several=several, tile=tile,
         )  # fmt: skip
-    return numbers
 
 
 def _shape_of_tile(columns: int, size: int = _TILE) -> tuple[int, int]:

@@ -24,13 +24,15 @@ def have_kernels(x: torch.Tensor) -> bool:
 def operator(name: str, schema: str, plain: Callable[..., Any], empty: Callable[..., Any]) -> Any:
     """An operator that runs the kernel of that name on a GPU, and what it stands for on other devices.
 
-    `empty` makes its results without their numbers, for a capture.
+    `empty` makes its results without their numbers: for a capture, and for the kernel to write to.
     """
 
     def run_kernel(*args: Any) -> Any:
         from . import kernels  # which needs Triton
 
-        return getattr(kernels, name)(*args)
+        made = empty(*args)
+        getattr(kernels, name)(*args, made)
+        return made
 
     full = f"lowtide::{name}"
     torch.library.define(full, schema)
