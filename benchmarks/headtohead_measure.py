@@ -4,6 +4,9 @@ Time: the steps run back to back, with an event behind each on CUDA; the median 
 the distance between the quartiles. Where it is more than a twentieth of the median (something else used the
 device), the steps are timed again, up to three times, and the calmest round counts.
 
+`kernel_milliseconds` (CUDA) is what the kernels of one step take together, without the gaps between them: a
+step of very many small kernels takes as long as its launches.
+
 Peak: `max_memory_allocated` over the timed steps on CUDA, with gradients dropped before each; on the CPU the
 live storages of one step (`lowtide.measure`).
 
@@ -26,6 +29,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 import lowtide
 from headtohead_tools import Call
@@ -153,7 +157,17 @@ def on_cuda(stand: Stand, call: Call, steps: int) -> dict[str, Any]:
     torch.cuda.reset_peak_memory_stats()
     times = calm(lambda: cuda_times(stand, call, steps))
     peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    return {"peak": peak, "baseline": baseline, "reserved": reserved, **times}
+    return {"peak": peak, "baseline": baseline, "reserved": reserved, **times, **kernels(stand, call)}
+
+
+def kernels(stand: Stand, call: Call) -> dict[str, Any]:
+    """The time of one step's kernels alone, and how many there are."""
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        stand.step(call)
+        stand.finish()
+    ran = [kind for kind in found.key_averages() if kind.self_device_time_total]
+    microseconds = sum(kind.self_device_time_total for kind in ran)
+    return {"kernel_milliseconds": round(microseconds / 1e3, 3), "kernels": sum(kind.count for kind in ran)}
 
 
 def cuda_times(stand: Stand, call: Call, steps: int) -> list[float]:

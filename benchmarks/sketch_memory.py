@@ -14,10 +14,11 @@ Sketched are the linear layers of the encoder, except that behind attention wher
 backward keeps its output, so a sketch of it would come on top.
 
 "eager" runs the model as it is, and caps with the executor "eager"; "compiled" uses torch.compile, and caps
-with "inductor". A cap "as strided 10%" has for its budget the peak which that sketch reached in the same
-way of running, and "both" 80 % of it. Times are medians; `plain_milliseconds` in a row is the plain eager
-step of the same process. `kernel_milliseconds` is the time of a step's kernels alone: in bfloat16 these steps
-are so short that launching their kernels takes longer than running them.
+with "inductor"; "graph" replays the eager step as one CUDA graph, without caps. A cap "as strided 10%" has
+for its budget the peak which that sketch reached in the same way of running, and "both" 80 % of it. Times are
+medians; `plain_milliseconds` in a row is the plain eager step of the same process. `kernel_milliseconds` is
+the time of a step's kernels alone: in bfloat16 these steps are so short that launching their kernels takes
+longer than running them, unless they are one graph.
 
 A process for each batch, dtype and way of running compiles while others do; measuring goes in turns. Rows
 that the results file has are not made again, unless they failed, so a run can be stopped and continued.
@@ -175,6 +176,8 @@ def choose(args: argparse.Namespace) -> dict[Group, list[Way]]:
     for group in groups():
         if any(asked and getattr(group, name) not in asked for name, asked in asks(args).items()):
             continue
+        if group.how == "graph" and args.device == "cpu":
+            continue
         chosen = [way for way in ways(group) if not args.sketch or way.about in args.sketch]
         if left := [way for way in chosen if "error" in known.get((group, way), {"error": "none yet"})]:
             wanted[group] = left
@@ -192,7 +195,7 @@ def main(arguments: list[str] | None = None) -> None:
         ("case", ", ".join(CASES)),
         ("dtype", "float32, bfloat16"),
         ("attention", "sdpa, eager"),
-        ("how", "eager, compiled"),
+        ("how", "eager, compiled, graph"),
         ("sketch", 'as in "strided 10%%,int4"; the caps at their peaks come with them'),
     ):
         parser.add_argument(f"--{name}", type=lambda text: text.split(","), help=f"only these: {help_text}")

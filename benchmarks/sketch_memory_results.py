@@ -28,6 +28,8 @@ PAPER = {
     "sst2": {"strided 50%": "6 %", "strided 20%": "21 %", "strided 10%": "26 %"},
 }
 """What Bershatsky et al. 2022 saved of the peak of RoBERTa-base at these rates, in single precision."""
+RUN = {"eager": "eager", "compiled": "compiled", "graph": "as one CUDA graph"}
+"""The ways of running, in words."""
 LOWER = "80%"
 """The budget of a sketch and a cap together, of the peak of the sketch alone."""
 
@@ -70,7 +72,8 @@ def groups() -> list[Group]:
         for dtype in ("float32", "bfloat16")
         for case in CASES
     ]
-    return [*usual, *(Group(case, "float32", "eager", "eager") for case in CASES)]
+    last = (("bfloat16", "sdpa", "graph"), ("float32", "eager", "eager"))
+    return [*usual, *(Group(case, *others) for others in last for case in CASES)]
 
 
 def ways(group: Group) -> list[Way]:
@@ -80,7 +83,7 @@ def ways(group: Group) -> list[Way]:
     """
     first = [Way(), Way("strided 10%")]
     sketches = [Way("int4"), Way("strided 20%"), Way("strided 50%"), Way("int8")]
-    if group.attention == "eager":
+    if group.attention == "eager" or group.how == "graph":
         return [*first, *sketches]
     capped = [Way(cap="as strided 10%"), Way("strided 10%", LOWER)]
     if group.how == "eager":
@@ -101,7 +104,7 @@ def tables(rows: Iterable[Row]) -> str:
     """A table for each dtype and way of running."""
     known = {key(row): row for row in rows}
     kinds = dict.fromkeys((group.dtype, group.how) for group, _ in known)
-    order = [(dtype, how) for how in ("eager", "compiled") for dtype in ("float32", "bfloat16")]
+    order = [(dtype, how) for how in RUN for dtype in ("float32", "bfloat16")]
     parts = [table(known, dtype, how) for dtype, how in order if (dtype, how) in kinds]
     return "\n\n".join(part for part in parts if part) or "No rows yet."
 
@@ -109,7 +112,7 @@ def tables(rows: Iterable[Row]) -> str:
 def table(known: dict[tuple[Group, Way], Row], dtype: str, how: str) -> str:
     first = next(row for (group, _), row in known.items() if (group.dtype, group.how) == (dtype, how))
     sizes = ", a tiny version" if first.get("tiny") else ""
-    title = f"**{dtype}, {how}** ({first['device']}, torch {first['torch']}{sizes})"
+    title = f"**{dtype}, {RUN[how]}** ({first['device']}, torch {first['torch']}{sizes})"
     head = ["step", "kept of inputs", "peak, GiB", "saved"]
     paper = (dtype, how) == ("float32", "eager")
     head += ["saved with the paper's attention", "in the paper"] if paper else []

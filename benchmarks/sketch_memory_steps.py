@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 import lowtide
 from encoders import Transformers
-from headtohead_measure import Stand, calm, cpu_times, cuda_times
+from headtohead_measure import Stand, calm, cpu_times, cuda_times, kernels
 from headtohead_tools import Call
 from sketch_memory_results import Group, Row, Way
 
@@ -35,11 +34,15 @@ class Training(Stand):
 
     def __init__(self, model: nn.Module, batch: tuple[Tensor, ...]) -> None:
         super().__init__(model, batch)
-        self.optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True)
+        cuda = self.device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(model.parameters(), 1e-5, fused=True, capturable=cuda)
         self.step(model)
         self.tidy()
 
     def step(self, call: Call) -> None:
+        if isinstance(call, Recorded):
+            call.graph.replay()
+            return
         self.clear()
         call(*self.batch).backward()
         self.optimizer.step()
@@ -59,6 +62,25 @@ class Training(Stand):
             size = (TINY_SIZES if tiny else SIZES)[group.case]
             ids, labels = torch.randint(2, options["vocab_size"], size), torch.randint(2, size[:1])
         return cls(model.to(getattr(torch, group.dtype)).train(), (ids, labels))
+
+
+class Recorded:
+    """A whole step as one CUDA graph, so that all of its kernels are launched at once."""
+
+    def __init__(self, stand: Training, call: Call) -> None:
+        beside = torch.cuda.Stream()
+        with torch.cuda.stream(beside):
+            stand.step(call)
+        beside.synchronize()
+        stand.tidy()
+        self.graph = torch.cuda.CUDAGraph()
+        torch.cuda.reset_peak_memory_stats()
+        with torch.cuda.graph(self.graph):
+            stand.step(call)
+        self.peak = torch.cuda.max_memory_allocated()
+
+    def __call__(self, *batch: Tensor) -> Tensor:
+        raise TypeError("a recorded step is replayed as a whole")
 
 
 def attention(group: Group) -> str:
@@ -98,7 +120,10 @@ def prepared(stand: Training, group: Group, way: Way, budget: int | None) -> Ite
             executor = "inductor" if compiled else "eager"
             prices = "measured" if stand.device.type == "cuda" else "roofline"
             lowtide.cap(model, budget, executor=executor, prices=prices, optimizer=stand.optimizer)
-        yield torch.compile(lambda *batch: model(*batch)) if compiled and budget is None else model
+        if group.how == "graph":
+            yield Recorded(stand, model)
+        else:
+            yield torch.compile(lambda *batch: model(*batch)) if compiled and budget is None else model
     finally:
         if budget is not None:
             lowtide.uncap(model)
@@ -119,13 +144,5 @@ def measured(stand: Training, call: Call, seconds: float) -> Row:
         return {"peak": peak, **calm(lambda: clock(stand, call, steps))}
     torch.cuda.reset_peak_memory_stats()
     times = calm(lambda: clock(stand, call, steps))
-    peak = torch.cuda.max_memory_allocated()
-    return {"peak": peak, **times, "timed_steps": steps, "kernel_milliseconds": kernel_time(stand, call)}
-
-
-def kernel_time(stand: Training, call: Call) -> float:
-    """The time of the kernels alone: what a step takes where launching them is not what takes time."""
-    with profile(activities=[ProfilerActivity.CUDA]) as found:
-        stand.step(call)
-        torch.cuda.synchronize()
-    return round(sum(event.self_device_time_total for event in found.key_averages()) / 1e3, 3)
+    peak = call.peak if isinstance(call, Recorded) else torch.cuda.max_memory_allocated()
+    return {"peak": peak, **times, "timed_steps": steps, **kernels(stand, call)}

@@ -7,9 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphs import random_graph
+from graphs import chain, random_graph
 from lowtide.allocator import _Pool, _Step, booked_excess, rounded
+from lowtide.budget import booked, plan_graph
 from lowtide.graph import GIVEN_KINDS, Graph, Op, Value
+from lowtide.plan import make_plan
 from lowtide.schedule import Drop, Run, Schedule
 from lowtide.simulate import in_place, simulate
 from lowtide.solve.order import first_order, with_drops
@@ -246,3 +248,18 @@ def test_agrees_with_a_second_model(story, halves):
     )
     steps = tuple(Drop(name) if size is None else Run(f"make_{name}") for name, size in story)
     assert booked_excess(graph, Schedule(steps, ()), free) == naive_excess(story, free)
+
+
+def test_a_plan_for_a_caching_allocator_leaves_a_little_free_where_it_can():
+    graph = chain(24, size=MIB // 2)
+    smallest = plan_graph(graph, "min").peak
+    for budget in range(smallest, smallest + 6 * MIB, MIB // 2):
+        assert plan_graph(graph, budget).peak <= budget
+        room = 0 if budget == smallest else budget >> 10
+        assert plan_graph(graph, budget, free=()).peak <= budget - room
+
+
+def test_a_peak_is_booked_from_the_free_blocks_and_from_none():
+    graph = Graph(ops=(Op("make", (), ("a",)),), values=(Value("a", 19 * MIB),))
+    plan = make_plan(graph, Schedule((Run("make"),), ()), method="keep_all")
+    assert [booked(plan, free).peak / MIB for free in (None, (), (19 * MIB,))] == [19, 20, 20]

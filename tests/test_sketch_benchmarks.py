@@ -101,7 +101,7 @@ def test_a_cap_comes_behind_the_row_that_its_budget_is_of():
         assert len(set(order)) == len(order)
         for place, way in enumerate(order):
             assert not way.cap or way.budget_of in order[:place]
-    assert len(groups()) == 15
+    assert len(groups()) == 18
 
 
 def test_a_table_shows_what_did_not_fit_and_what_is_saved_of_the_same_way_of_running():

@@ -53,21 +53,32 @@ def plan_graph(
     limit = size - spare
     if vanilla.peak <= limit:
         return replace(vanilla, budget=size)
-    room, step = limit, size >> 10
+    # What is booked depends on what else is on the device: a little stays free, where there is a plan for it.
+    wanted = limit if free is None else limit - (size >> 10)
+    room, step, tight = wanted, size >> 10, None
     while True:
         made = make_plan(graph, solve(graph, max(room, 0)), method=method, budget=size, notes=notes)
         plan = booked(made, free)
-        if plan.peak <= limit:
+        if plan.peak <= wanted:
             return plan
+        if plan.peak <= limit:
+            tight = tight or plan
         if made.peak > room:
-            raise too_small(plan, asked, size)
+            if tight is None:
+                raise too_small(plan, asked, size)
+            return tight
         # The next plan down may be booked as badly: the steps grow, so that a few of them see enough plans.
-        room, step = room - max(plan.peak - limit, step), 2 * step + 1
+        room, step = room - max(plan.peak - wanted, step), 2 * step + 1
 
 
 def booked(plan: Plan, free: Sequence[int] | None) -> Plan:
-    """The plan with what a caching allocator books above the sum of the values, as a band of its own."""
-    excess = 0 if free is None else booked_excess(plan.graph, plan.schedule, free)
+    """The plan with what a caching allocator books above the sum of the values, as a band of its own.
+
+    Where steps start from depends on what else runs, such as `torch.cuda.empty_cache` between them: the worse
+    of the blocks that are free now and of none.
+    """
+    starts = [] if free is None else [free, ()]
+    excess = max((booked_excess(plan.graph, plan.schedule, start) for start in starts), default=0)
     if not excess:
         return plan
     graph = plan.graph.replace(fixed={**plan.graph.fixed, "allocator": excess})
