@@ -105,14 +105,15 @@ def tables(rows: Iterable[Row]) -> str:
     known = {key(row): row for row in rows}
     kinds = dict.fromkeys((group.dtype, group.how) for group, _ in known)
     order = [(dtype, how) for how in RUN for dtype in ("float32", "bfloat16")]
-    parts = [table(known, dtype, how) for dtype, how in order if (dtype, how) in kinds]
+    parts = [
+        (graph_table if how == "graph" else table)(known, dtype, how)
+        for dtype, how in order
+        if (dtype, how) in kinds
+    ]
     return "\n\n".join(part for part in parts if part) or "No rows yet."
 
 
 def table(known: dict[tuple[Group, Way], Row], dtype: str, how: str) -> str:
-    first = next(row for (group, _), row in known.items() if (group.dtype, group.how) == (dtype, how))
-    sizes = ", a tiny version" if first.get("tiny") else ""
-    title = f"**{dtype}, {RUN[how]}** ({first['device']}, torch {first['torch']}{sizes})"
     head = ["step", "kept of inputs", "peak, GiB", "saved"]
     paper = (dtype, how) == ("float32", "eager")
     head += ["saved with the paper's attention", "in the paper"] if paper else []
@@ -128,8 +129,31 @@ def table(known: dict[tuple[Group, Way], Row], dtype: str, how: str) -> str:
         for sketch in ("none", *SKETCHES):
             if (group, Way(sketch)) in known:
                 lines.append(line(known, group, sketch, paper=paper))
-    shown = [f"| {' | '.join(line)} |" for line in filled(lines)]
-    return title + "\n\n" + "\n".join(shown) if len(lines) > 2 else ""
+    return title(known, dtype, how) + "\n\n" + shown(filled(lines)) if len(lines) > 2 else ""
+
+
+def title(known: dict[tuple[Group, Way], Row], dtype: str, how: str) -> str:
+    first = next(row for (group, _), row in known.items() if (group.dtype, group.how) == (dtype, how))
+    sizes = ", a tiny version" if first.get("tiny") else ""
+    return f"**{dtype}, {RUN[how]}** ({first['device']}, torch {first['torch']}{sizes})"
+
+
+def shown(lines: Iterable[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def graph_table(known: dict[tuple[Group, Way], Row], dtype: str, how: str) -> str:
+    """Times alone, of the plain step that is one graph as well."""
+    lines = [["step", "plain, ms", *SKETCHES], ["---", *["---:"] * (1 + len(SKETCHES))]]
+    for case in CASES:
+        times = [
+            known.get((Group(case, dtype, "sdpa", how), Way(name)), {}).get("milliseconds")
+            for name in ("none", *SKETCHES)
+        ]
+        if times[0]:
+            ratios = [f"{time / times[0]:.2f}" if time else "" for time in times[1:]]
+            lines.append([CASES[case], f"{times[0]:.1f}", *ratios])
+    return title(known, dtype, how) + "\n\n" + shown(lines)
 
 
 def filled(lines: list[list[str]]) -> list[list[str]]:
@@ -146,7 +170,7 @@ def line(known: dict[tuple[Group, Way], Row], group: Group, sketch: str, *, pape
     if paper:
         old = group._replace(attention="eager")
         cells += [saved(known, old, sketch), PAPER[group.case].get(sketch, "")]
-    cells += [time(row), time(row, "kernel_milliseconds")]
+    cells += [time(row), time(row, "kernel_milliseconds") if group.dtype == "bfloat16" else ""]
     exact, both = (known.get((group, way)) for way in (Way(cap=f"as {sketch}"), Way(sketch, LOWER)))
     return [*cells, time(exact), time(both)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -68,19 +69,25 @@ class Recorded:
     """A whole step as one CUDA graph, so that all of its kernels are launched at once."""
 
     def __init__(self, stand: Training, call: Call) -> None:
-        beside = torch.cuda.Stream()
+        beside = stream_for_graphs()
         with torch.cuda.stream(beside):
             stand.step(call)
         beside.synchronize()
         stand.tidy()
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.reset_peak_memory_stats()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, stream=beside):
             stand.step(call)
         self.peak = torch.cuda.max_memory_allocated()
 
     def __call__(self, *batch: Tensor) -> Tensor:
         raise TypeError("a recorded step is replayed as a whole")
+
+
+@cache
+def stream_for_graphs() -> torch.cuda.Stream:
+    """One for all of them: cuBLAS takes workspaces for every stream that it meets, and keeps them."""
+    return torch.cuda.Stream()
 
 
 def attention(group: Group) -> str:
