@@ -4,6 +4,7 @@ import ctypes
 import functools
 import textwrap
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ import torch.nn.functional as F  # noqa: N812  # torch's own habit
 from torch import nn
 
 from lowtide._torch import private
+from lowtide.graph import Graph, Op
 from lowtide.measure import generated_code_tells, live_storages
+from lowtide.run import peak
 from lowtide.run.footprint import Handed, Moment, UnreadableSourceError, footprint
 
 pytestmark = [
@@ -95,7 +98,7 @@ def test_an_item_keeps_its_storage_and_not_its_siblings():
         shapes=[100],
     )
     moments = footprint(source).moments
-    assert moments[0] == Moment("aten.sort.stable", 400 + 800, ((100,), (100,)))
+    assert moments[0] == Moment("aten.sort.stable", 400 + 800, ((100,), (100,)), ((100,),))
     assert [moment.bytes for moment in moments[1:]] == [1200, 400]
 
 
@@ -393,7 +396,8 @@ def test_forward_on_a_gpu_by_hand():
     assert found.peak == kept + conv + 3 * block
     assert [handed.bytes for handed in found.outputs] == [conv, 0, 0, linear, attention, block, block]
     assert [handed.storage for handed in found.outputs][1:3] == [0, 2]
-    assert Moment("extern_kernels.convolution", kept + conv, ((2, 8, 16, 32),)) in found.moments
+    written = {moment.call: moment.outputs for moment in found.moments}
+    assert written["extern_kernels.convolution"] == ((2, 8, 16, 32),)
 
 
 def test_backward_on_a_gpu_by_hand():
@@ -719,3 +723,35 @@ def get_args():
 """  # noqa: E501  # as Inductor writes it
     (moment,) = footprint(text, device="cuda").moments
     assert moment.channels_last == channels_last
+    assert moment.inputs == ((2, 8, 16, 16), (4, 8, 1, 1))
+
+
+def test_a_convolution_takes_what_one_of_its_shapes_takes(monkeypatch):
+    taken = {8: 100, 64: 1000}  # by the channels that it reads; the results are alike
+    monkeypatch.setattr(peak, "Workspaces", lambda device: lambda node, **layout: taken[channels(node)])
+    nodes = {str(count): convolution(count) for count in taken}
+    ops = tuple(Op(name, (), ()) for name in nodes)
+    lifted = SimpleNamespace(graph=Graph(ops=ops, values=(), prices="measured on a GPU"), node_of=nodes)
+    workspace = peak._Workspace(lifted, torch.device("cuda"))
+
+    def at(*inputs):
+        return workspace.at(Moment("extern_kernels.convolution", 0, ((2, 4, 16, 16),), inputs))
+
+    assert at((2, 8, 16, 16), (4, 8, 1, 1)) == 100
+    assert at((2, 64, 16, 16), (4, 64, 1, 1)) == 1000
+    assert at() == 1000  # what it reads is not told: the most
+
+
+def convolution(count):
+    """A node that reads so many channels."""
+    graph = torch.fx.Graph()
+    image, weight = (graph.placeholder(name) for name in ("image", "weight"))
+    node = graph.call_function(torch.ops.aten.convolution.default, (image, weight, None))
+    shapes = ((2, count, 16, 16), (4, count, 1, 1), (2, 4, 16, 16))
+    for part, shape in zip((image, weight, node), shapes, strict=True):
+        part.meta["val"] = torch.empty(shape, device="meta")
+    return node
+
+
+def channels(node):
+    return node.args[0].meta["val"].shape[1]

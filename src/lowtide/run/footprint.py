@@ -61,12 +61,13 @@ class Moment:
 
     `bytes` are alive at that call, its results included: what the graph allocated less the inputs it freed.
     `outputs` are the shapes of what a library function or operator writes; a kernel's are not told.
-    `channels_last`: it reads images of that layout.
+    `inputs` are those of what an operator reads; `channels_last`: among them are images of that layout.
     """
 
     call: str
     bytes: int
     outputs: tuple[Shape, ...] = ()
+    inputs: tuple[Shape, ...] = ()
     channels_last: bool = False
 
 
@@ -208,8 +209,9 @@ class _Reader:
             outputs = call.args[:1]
         return _shapes([self.value(output, names) for output in outputs])
 
-    def note(self, name: str, outputs: tuple[Shape, ...], *, channels_last: bool = False) -> None:
-        self.moments.append(Moment(_short(name), self.ledger.live, outputs, channels_last))
+    def note(self, name: str, outputs: tuple[Shape, ...], read: Sequence[Any] = ()) -> None:
+        channels_last = any(map(_has_channels_last, read))
+        self.moments.append(Moment(_short(name), self.ledger.live, outputs, _shapes(read), channels_last))
 
     # ---- expressions
 
@@ -296,7 +298,7 @@ class _Reader:
         else:
             result = self.results(call, name, arguments, words)
         outputs = _shapes(result if isinstance(result, (tuple, list)) else [result])
-        self.note(name, outputs, channels_last=any(map(_has_channels_last, arguments)))
+        self.note(name, outputs, arguments)
         return result
 
     def results(self, call: ast.Call, name: str, arguments: list[Any], words: Names) -> Any:

@@ -98,8 +98,7 @@ class _Workspace:
         self.weigh = Workspaces(device) if measured else None
         for op in lifted.graph.ops:
             node = lifted.node_of[op.name]
-            shapes = tuple(tuple(tensor.shape) for tensor in tensors_of(node))
-            key = (type_of(node).rpartition(".")[2], shapes)
+            key = (type_of(node).rpartition(".")[2], _shapes(tensors_of(node)))
             self.known[key] = max(self.known.get(key, 0), op.workspace)
             if is_convolution(node):
                 self.convolutions.setdefault(key, []).append(node)
@@ -109,4 +108,14 @@ class _Workspace:
         nodes = self.convolutions.get(key)
         if self.weigh is None or not nodes:
             return self.known.get(key, 0)
-        return max(self.weigh(node, channels_last=moment.channels_last) for node in nodes)
+        alike = [node for node in nodes if _image_and_weight(node) == moment.inputs[:2]]
+        return max(self.weigh(node, channels_last=moment.channels_last) for node in alike or nodes)
+
+
+def _image_and_weight(node: fx.Node) -> Shapes:
+    """The shapes of the first two tensors that a convolution reads; the text may add its bias elsewhere."""
+    return tuple(_shapes(tensors_of(part))[0] for part in node.all_input_nodes[:2])
+
+
+def _shapes(tensors: Iterable[torch.Tensor]) -> Shapes:
+    return tuple(tuple(tensor.shape) for tensor in tensors)
