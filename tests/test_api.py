@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide.resident import optimizer_bytes
 
 
 def mlp(width=32, depth=16):
@@ -301,6 +302,18 @@ def test_optimizer_state_is_counted(model, x):
     clear(model)
     there = lowtide.plan(model, x, optimizer=optimizer)
     assert there.peak == announced.peak
+
+
+@pytest.mark.parametrize("kind", ["Adafactor", "Muon", "NAdam", "SGD"])
+def test_announced_state_is_what_the_first_step_makes(kind):
+    module = torch.nn.Linear(24, 40, bias=kind != "Muon")  # Muon takes matrices only
+    momentum = {"momentum": 0.9} if kind == "SGD" else {}
+    optimizer = getattr(torch.optim, kind)(module.parameters(), **momentum)
+    held, coming = optimizer_bytes(optimizer, torch.device("cpu"))
+    assert (held, bool(coming)) == (0, True)
+    module(torch.ones(2, 24)).sum().backward()
+    optimizer.step()
+    assert optimizer_bytes(optimizer, torch.device("cpu")) == (coming, 0)
 
 
 def test_training_reaches_the_same_weights(x):
