@@ -136,6 +136,51 @@ def test_a_batch_that_the_model_does_not_take(model, batch, kwargs, said):
         lowtide.plan(model, *batch, kwargs=kwargs)
 
 
+class ByName(torch.nn.Embedding):
+    def forward(self, input_ids=None, labels=None):
+        return super().forward(input_ids).sum()
+
+
+def test_a_dict_that_was_not_handed_over_by_name():
+    batch = {"input_ids": torch.ones(3, dtype=torch.long)}
+    with pytest.raises(lowtide.CaptureError, match=r"(?s)must be Tensor, not dict.*is kwargs=batch meant"):
+        lowtide.plan(ByName(4, 4), batch)
+    with pytest.raises(lowtide.CaptureError) as caught:
+        lowtide.plan(torch.nn.Linear(4, 4), {"x": 1})
+    assert not any("kwargs=batch" in note for note in getattr(caught.value, "__notes__", ()))
+
+
+def test_an_operator_without_a_fake_is_named_and_nothing_runs(x):
+    @torch.library.custom_op("lowtide_tests::without_fake", mutates_args=())
+    def without_fake(x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("was run")
+
+    for call in (lambda model: lowtide.plan(model, x), lambda model: lowtide.cap(model, "1GiB")(x)):
+        model = torch.nn.Sequential(torch.nn.Linear(32, 4), Calls(without_fake))
+        with pytest.raises(lowtide.GraphBreak, match=r"without_fake is an .*torch\.library\.register_fake"):
+            call(model)
+
+
+class Calls(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def test_an_error_of_the_step_leaves_its_buffers_alone(x):
+    def raises(x):
+        raise ValueError("an odd one")
+
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(32), Calls(raises))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="an odd one"):
+        lowtide.cap(model, "1GiB")(x)
+    assert same(model.state_dict().values(), before.values())
+
+
 def test_an_argument_of_the_model_given_as_an_option(model, x):
     with pytest.raises(lowtide.LowtideError, match=re.escape('kwargs={"x": ...}')):
         lowtide.plan(model, x=x)
