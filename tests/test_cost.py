@@ -198,6 +198,8 @@ def test_roofline_orders_devices():
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("NVIDIA A100-SXM4-80GB", "A100"),
         ("A100-40GB", "A100-40GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("H100 80GB HBM3", "H100"),
         ("NVIDIA L40S", "L40S"),
         ("NVIDIA L4", "L4"),
         ("Tesla T4", "T4"),
@@ -208,7 +210,13 @@ def test_device_by_name(asked, found):
     assert find_device(asked).name == found
 
 
-@pytest.mark.parametrize("asked", ["", "TPU v5", "B300", "4090"])
+def test_device_with_less_memory_than_the_one_in_the_table():
+    small = find_device("Tesla V100-SXM2-16GB")
+    assert (small.name, small.memory) == ("V100-16GB", 15 * 2**30)
+    assert find_device(small.name) == small
+
+
+@pytest.mark.parametrize("asked", ["", "TPU v5", "B300", "4090", "L40", "T400", "cuda"])
 def test_unknown_device_lists_the_known_ones(asked):
     with pytest.raises(lowtide.LowtideError) as caught:
         find_device(asked)
@@ -217,7 +225,7 @@ def test_unknown_device_lists_the_known_ones(asked):
 
 
 def test_plan_for_an_unknown_device_is_refused(model, x):
-    with pytest.raises(lowtide.LowtideError, match="known devices"):
+    with pytest.raises(lowtide.LowtideError, match="table of devices"):
         lowtide.plan(model, x, device="abacus")
 
 

@@ -7,7 +7,8 @@ right relative to each other. `docs/choosing-a-budget.md` says how to plan with 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from .errors import LowtideError
@@ -57,15 +58,28 @@ DEVICES: dict[str, Device] = {
 
 
 def find_device(name: str) -> Device:
-    """The device of that name in the table; raises with the known names otherwise."""
-    wanted = name.lower().removeprefix("nvidia ").strip()
-    if wanted in DEVICES:
-        return DEVICES[wanted]
-    for key in sorted(DEVICES, key=len, reverse=True):
-        if wanted.startswith(key) or key in wanted.replace("geforce ", ""):
-            return DEVICES[key]
-    known = ", ".join(device.name for device in DEVICES.values())
-    raise LowtideError(f"device {name!r} is not here and not in the table of known devices: {known}")
+    """The device of that name in the table; raises with the known names otherwise.
+
+    A maker's name has more words, as in "NVIDIA A100-SXM4-40GB": one may say that this has less memory.
+    """
+    words = _words(name)
+    found = [device for device in DEVICES.values() if set(_words(device.name)) <= set(words)]
+    if not found:
+        known = ", ".join(device.name for device in DEVICES.values())
+        raise LowtideError(
+            f"device {name!r} is not in the table of devices to plan for that are not here: {known}. For one "
+            "that is here, leave it out: a step is planned for the device that its tensors are on"
+        )
+    device = max(found, key=lambda each: len(each.name))
+    sizes = [int(word[:-2]) for word in words if re.fullmatch(r"[0-9]+gb", word)]
+    for size in sizes:
+        if size * _GIB < 0.9 * device.memory:
+            return replace(device, name=f"{device.name}-{size}GB", memory=(size - 1) * _GIB)
+    return device
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", name.lower())
 
 
 def describe(device: torch.device) -> str:
