@@ -7,6 +7,9 @@ import pytest
 import torch
 
 import lowtide
+from lowtide.budget import resolve
+from lowtide.devices import host_memory_left
+from lowtide.units import parse_budget
 from test_api import WithLoss, gradients, mlp, same
 
 
@@ -53,6 +56,22 @@ def test_below_the_floor_says_what_is_possible(model, x):
     assert torch.equal(torch.get_rng_state(), random)
     lowtide.cap(model, error.smallest)
     model(x).backward()
+
+
+def test_free_is_what_the_step_has_and_what_is_left(model, x, monkeypatch, tmp_path):
+    listed = tmp_path / "meminfo"
+    listed.write_text("MemFree:  100 kB\nMemAvailable:  2048 kB\n")
+    left = host_memory_left(listed)
+    assert left == 2048 * 1024
+    monkeypatch.setattr("lowtide.budget.host_memory_left", lambda: left)
+    plan = lowtide.plan(model, x, budget="free")
+    assert plan.budget == left + plan.graph.given_bytes
+
+
+def test_free_is_not_known_of_a_device_that_is_not_here(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(lowtide.BudgetError, match="needs the device at hand"):
+        resolve(parse_budget("free"), lowtide.Graph((), (), device="A100"), 0, None)
 
 
 def test_more_than_the_device_has(model, x):

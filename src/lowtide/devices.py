@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import LowtideError
@@ -16,7 +17,7 @@ from .errors import LowtideError
 if TYPE_CHECKING:
     import torch  # the table itself is read before torch is
 
-__all__ = ["DEVICES", "Device", "describe", "find_device", "total_memory"]
+__all__ = ["DEVICES", "Device", "describe", "find_device", "host_memory_left", "total_memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +97,11 @@ def total_memory(device: torch.device) -> int:
 
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def host_memory_left(listed: Path = Path("/proc/meminfo")) -> int:
+    """Bytes that the host can still give: those that are free and, on Linux, caches that give way."""
+    left = re.search(r"^MemAvailable: +([0-9]+) kB$", listed.read_text(), re.M) if listed.exists() else None
+    if left is not None:
+        return int(left[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
