@@ -41,7 +41,9 @@ def test_cap_holds_with_cross_entropy_outside():
 def test_bytes_outside_are_counted(x):
     net = mlp()
     plain = lowtide.plan(net, x)
-    assert lowtide.plan(net, x, outside=10_000_000).peak >= plain.peak + 9_000_000
+    named = lowtide.plan(net, x, outside=10_000_000)
+    assert named.peak >= plain.peak + 9_000_000
+    assert (len(plain.notes), named.notes) == (1, ())  # to name the bytes is what the note asks for
 
 
 class TwoHeads(nn.Module):

@@ -137,9 +137,11 @@ def test_verify_refuses_a_capped_model_and_an_idle_one(model, x):
     assert model._compiled_call_impl is None
 
 
-def test_optimizer_that_is_none(model, x):
-    with pytest.raises(lowtide.LowtideError, match="Optimizer"):
-        lowtide.plan(model, x, optimizer="adam")
+@pytest.mark.parametrize("optimizer", ["adam", torch.optim.Adam])
+def test_optimizer_that_is_none(model, optimizer):
+    with pytest.raises(lowtide.LowtideError, match=r"torch\.optim\.Optimizer, as in .* not '?[Aa]dam"):
+        lowtide.cap(model, "1GiB", optimizer=optimizer)
+    assert model._compiled_call_impl is None
 
 
 @pytest.mark.parametrize(
@@ -240,6 +242,9 @@ def test_budget_without_its_unit(model, x):
         lowtide.plan(model, x, budget=50)
     with pytest.raises(lowtide.BudgetTooSmall) as caught:
         lowtide.plan(model, x, budget="20KiB")
+    assert "unit" not in str(caught.value)
+    with pytest.raises(lowtide.BudgetTooSmall) as caught:
+        lowtide.plan(model, x, budget="0.01%")
     assert "unit" not in str(caught.value)
 
 

@@ -34,11 +34,8 @@ def fixed_bands(graph: Graph, device: torch.device, optimizer: Any, *, present: 
 
 def optimizer_bytes(optimizer: Any, device: torch.device) -> tuple[int, int]:
     """The bytes of an optimizer's state on a device: what is there, and what its first step will make."""
-    groups = getattr(optimizer, "param_groups", None)
-    if groups is None:
-        raise LowtideError(f"optimizer= takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
     held = coming = 0
-    for group in groups:
+    for group in optimizer.param_groups:
         made: dict[tuple[torch.dtype, int], dict[str, Any]] = {}
         for parameter in group["params"]:
             state = optimizer.state.get(parameter)
