@@ -1,5 +1,6 @@
 """`cap` as a user meets it: in place, undone, per shape, in eval mode, with gradients that add up."""
 
+import contextvars
 import copy
 import pickle
 import threading
@@ -206,6 +207,15 @@ def test_under_data_loader_threads(model):
         stop.set()
         for thread in threads:
             thread.join()
+
+
+def test_steps_leave_no_context_variables_behind(model, x):
+    lowtide.cap(model, "1GiB")
+    model(x).backward()
+    before = len(contextvars.copy_context())
+    for _ in range(3):
+        model(x).backward()
+    assert len(contextvars.copy_context()) == before
 
 
 def test_training_from_two_threads(model):
