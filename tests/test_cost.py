@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide import capture, cost
+from lowtide import capture, cost, pricelist
 from lowtide.cache import cache_folder
 from lowtide.devices import DEVICES, find_device
 from lowtide.pricelist import PriceList
@@ -159,6 +159,24 @@ def test_op_that_does_not_run_alone_is_priced_by_the_roofline(cache, model, x):
     assert "ops by roofline" in graph.prices
     assert all(op.seconds > 0 for op in graph.ops)
     assert "ops by roofline" in measured(model, x).prices
+
+
+def test_op_that_had_no_memory_to_run_in_is_measured_the_next_time(cache, model, x):
+    def refuse(fake):
+        raise torch.OutOfMemoryError("none left")
+
+    with mock.patch.object(cost, "_made_up_tensor", refuse):
+        graph = measured(model, x)
+    assert "ops by roofline" in graph.prices
+    assert measured(model, x).prices == "measured on cpu"
+
+
+def test_other_kernels_have_other_prices(monkeypatch):
+    monkeypatch.setattr(pricelist, "describe", lambda device: "NVIDIA H200")
+    plain = f"NVIDIA-H200-torch{torch.__version__}".replace("+", "-")
+    assert pricelist._name(torch.device("cuda")) == plain
+    with torch.backends.cudnn.flags(benchmark=True, deterministic=True):
+        assert pricelist._name(torch.device("cuda")) == f"{plain}-benchmark-deterministic"
 
 
 def test_measured_bytes_are_the_real_ones(cache, model, x):
