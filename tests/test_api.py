@@ -2,6 +2,8 @@
 
 import contextvars
 import copy
+import importlib
+import logging
 import pickle
 import threading
 
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide import say
 from lowtide.resident import optimizer_bytes
 
 
@@ -163,6 +166,15 @@ def test_says_when_there_is_nothing_to_do(model, x, caplog_lowtide):
     for _ in range(2):
         model(x).backward()
     assert sum("nothing to do" in line for line in caplog_lowtide) == 1
+
+
+@pytest.mark.parametrize(
+    ("chosen", "level"), [(logging.ERROR, logging.ERROR), (logging.NOTSET, logging.INFO)]
+)
+def test_a_level_set_before_the_first_use_stays(monkeypatch, chosen, level):
+    monkeypatch.setattr(say.log, "level", chosen)
+    importlib.reload(say)
+    assert say.log.level == level
 
 
 def test_two_capped_models(x):
