@@ -1,6 +1,9 @@
 """`cap` as a user meets it: in place, undone, per shape, in eval mode, with gradients that add up."""
 
+import contextvars
 import copy
+import importlib
+import logging
 import pickle
 import threading
 
@@ -9,6 +12,8 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide import say
+from lowtide.resident import optimizer_bytes
 
 
 def mlp(width=32, depth=16):
@@ -163,6 +168,15 @@ def test_says_when_there_is_nothing_to_do(model, x, caplog_lowtide):
     assert sum("nothing to do" in line for line in caplog_lowtide) == 1
 
 
+@pytest.mark.parametrize(
+    ("chosen", "level"), [(logging.ERROR, logging.ERROR), (logging.NOTSET, logging.INFO)]
+)
+def test_a_level_set_before_the_first_use_stays(monkeypatch, chosen, level):
+    monkeypatch.setattr(say.log, "level", chosen)
+    importlib.reload(say)
+    assert say.log.level == level
+
+
 def test_two_capped_models(x):
     first, second = WithLoss(mlp()), WithLoss(mlp(depth=24))
     expected = plain_gradients(first, x), plain_gradients(second, x)
@@ -181,6 +195,19 @@ def test_same_model_twice_in_one_step(model):
     lowtide.cap(model, "60%")
     (model(a) + model(b)).backward()
     assert same(gradients(model), gradients(twin))
+
+
+def test_statistics_that_a_second_call_updates_are_not_needed_by_the_first(x):
+    layers = [layer for _ in range(3) for layer in (nn.Linear(32, 32), nn.BatchNorm1d(32), nn.GELU())]
+    plain = nn.Sequential(*layers, nn.Linear(32, 1))
+    model = lowtide.cap(copy.deepcopy(plain), "min", prices="roofline")
+    for each in (plain, model):
+        (each(x).mean() + each(2 * x).square().mean()).backward()
+    plan = lowtide.plan_of(model)
+    again = [step.op for step in plan.schedule.backward if isinstance(step, lowtide.Run)]
+    assert any(plan.graph.op[op].target.startswith("batch_norm") for op in again)
+    assert same(gradients(model), gradients(plain))
+    assert same(model.state_dict().values(), plain.state_dict().values())
 
 
 def test_under_data_loader_threads(model):
@@ -205,6 +232,15 @@ def test_under_data_loader_threads(model):
         stop.set()
         for thread in threads:
             thread.join()
+
+
+def test_steps_leave_no_context_variables_behind(model, x):
+    lowtide.cap(model, "1GiB")
+    model(x).backward()
+    before = len(contextvars.copy_context())
+    for _ in range(3):
+        model(x).backward()
+    assert len(contextvars.copy_context()) == before
 
 
 def test_training_from_two_threads(model):
@@ -301,6 +337,18 @@ def test_optimizer_state_is_counted(model, x):
     clear(model)
     there = lowtide.plan(model, x, optimizer=optimizer)
     assert there.peak == announced.peak
+
+
+@pytest.mark.parametrize("kind", ["Adafactor", "Muon", "NAdam", "SGD"])
+def test_announced_state_is_what_the_first_step_makes(kind):
+    module = torch.nn.Linear(24, 40, bias=kind != "Muon")  # Muon takes matrices only
+    momentum = {"momentum": 0.9} if kind == "SGD" else {}
+    optimizer = getattr(torch.optim, kind)(module.parameters(), **momentum)
+    held, coming = optimizer_bytes(optimizer, torch.device("cpu"))
+    assert (held, bool(coming)) == (0, True)
+    module(torch.ones(2, 24)).sum().backward()
+    optimizer.step()
+    assert optimizer_bytes(optimizer, torch.device("cpu")) == (coming, 0)
 
 
 def test_training_reaches_the_same_weights(x):

@@ -18,6 +18,7 @@ from torch import nn
 import lowtide
 from lowtide.batch import CLOSE, Batch
 from lowtide.cli import main
+from lowtide.devices import total_memory
 from lowtide.size_search import EXACT, SizeSearch
 
 
@@ -154,6 +155,11 @@ def test_where_only_a_cap_fits() -> None:
 def test_budgets_that_fit_nothing(budget: str, said: str) -> None:
     with pytest.raises(lowtide.BudgetError, match=said):
         lowtide.largest_batch(make, budget, method="keep_all")
+
+
+def test_a_share_is_of_the_memory_of_the_host_where_the_cpu_is_named() -> None:
+    found = lowtide.largest_batch(make, "50%", device="cpu", most=4)
+    assert found.budget == total_memory(torch.device("cpu")) // 2
 
 
 STEP = """

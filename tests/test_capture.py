@@ -38,10 +38,40 @@ def test_cap_holds_with_cross_entropy_outside():
         assert taken.peak <= plan.peak + target.numel() * 8 + 64, budget
 
 
+class Numbers(nn.Module):
+    """Keeps and returns numbers that it takes from tensors, to be logged."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.seen = mlp(), []
+
+    def forward(self, x):
+        h = self.net[:2](x)
+        self.seen.append(h.detach().abs().mean().item() + x.sum().item())
+        loss = self.net[2:](h * torch.full((32,), self.seen[-1])).mean()
+        return loss, {"loss": loss.item()}
+
+
+def test_numbers_taken_from_tensors_are_those_of_each_step(x):
+    plain = Numbers()
+    model = lowtide.cap(copy.deepcopy(plain), "60%")
+    told = []
+    for each in (plain, model):
+        for scale in (1, 2):
+            loss, numbers = each(scale * x)
+            loss.backward()
+            told.append(numbers)
+    assert plain.seen == model.seen
+    assert told[:2] == told[2:]
+    assert same(gradients(model), gradients(plain))
+
+
 def test_bytes_outside_are_counted(x):
     net = mlp()
     plain = lowtide.plan(net, x)
-    assert lowtide.plan(net, x, outside=10_000_000).peak >= plain.peak + 9_000_000
+    named = lowtide.plan(net, x, outside=10_000_000)
+    assert named.peak >= plain.peak + 9_000_000
+    assert (len(plain.notes), named.notes) == (1, ())  # to name the bytes is what the note asks for
 
 
 class TwoHeads(nn.Module):

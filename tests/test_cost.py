@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide import capture, cost
+from lowtide import capture, cost, pricelist
 from lowtide.cache import cache_folder
 from lowtide.devices import DEVICES, find_device
 from lowtide.pricelist import PriceList
@@ -161,6 +161,24 @@ def test_op_that_does_not_run_alone_is_priced_by_the_roofline(cache, model, x):
     assert "ops by roofline" in measured(model, x).prices
 
 
+def test_op_that_had_no_memory_to_run_in_is_measured_the_next_time(cache, model, x):
+    def refuse(fake):
+        raise torch.OutOfMemoryError("none left")
+
+    with mock.patch.object(cost, "_made_up_tensor", refuse):
+        graph = measured(model, x)
+    assert "ops by roofline" in graph.prices
+    assert measured(model, x).prices == "measured on cpu"
+
+
+def test_other_kernels_have_other_prices(monkeypatch):
+    monkeypatch.setattr(pricelist, "describe", lambda device: "NVIDIA H200")
+    plain = f"NVIDIA-H200-torch{torch.__version__}".replace("+", "-")
+    assert pricelist._name(torch.device("cuda")) == plain
+    with torch.backends.cudnn.flags(benchmark=True, deterministic=True):
+        assert pricelist._name(torch.device("cuda")) == f"{plain}-benchmark-deterministic"
+
+
 def test_measured_bytes_are_the_real_ones(cache, model, x):
     here = {value.name: value.bytes for value in measured(model, x).values}
     assert here == {value.name: value.bytes for value in lowtide.plan(model, x).graph.values}
@@ -198,6 +216,8 @@ def test_roofline_orders_devices():
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("NVIDIA A100-SXM4-80GB", "A100"),
         ("A100-40GB", "A100-40GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("H100 80GB HBM3", "H100"),
         ("NVIDIA L40S", "L40S"),
         ("NVIDIA L4", "L4"),
         ("Tesla T4", "T4"),
@@ -208,7 +228,13 @@ def test_device_by_name(asked, found):
     assert find_device(asked).name == found
 
 
-@pytest.mark.parametrize("asked", ["", "TPU v5", "B300", "4090"])
+def test_device_with_less_memory_than_the_one_in_the_table():
+    small = find_device("Tesla V100-SXM2-16GB")
+    assert (small.name, small.memory) == ("V100-16GB", 15 * 2**30)
+    assert find_device(small.name) == small
+
+
+@pytest.mark.parametrize("asked", ["", "TPU v5", "B300", "4090", "L40", "T400", "cuda"])
 def test_unknown_device_lists_the_known_ones(asked):
     with pytest.raises(lowtide.LowtideError) as caught:
         find_device(asked)
@@ -217,7 +243,7 @@ def test_unknown_device_lists_the_known_ones(asked):
 
 
 def test_plan_for_an_unknown_device_is_refused(model, x):
-    with pytest.raises(lowtide.LowtideError, match="known devices"):
+    with pytest.raises(lowtide.LowtideError, match="table of devices"):
         lowtide.plan(model, x, device="abacus")
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 
 from graphs import cnn, random_graph, transformer
 from lowtide.errors import FormatError
+from lowtide.frontier import Frontier
 from lowtide.graph import Graph
 from lowtide.plan import Plan, make_plan
 from lowtide.schedule import Schedule
@@ -94,6 +97,28 @@ def test_names_of_any_script_round_trip_through_a_file(tmp_path: Path) -> None:
     plan = planned(Graph.from_dict(data))
     assert Plan.load(plan.save(tmp_path / "plan.json")) == plan
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "weights.pt"
+    place.write_bytes(b"PK\x03\x04\xff\xfe")
+    for kind in (Plan, Frontier):
+        with pytest.raises(FormatError, match="not UTF-8"):
+            kind.load(place)
+
+
+def test_a_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
+    link, pipe = tmp_path / "link.json", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "plan.json")
+    assert PLAN.save(link) == link
+    assert link.is_symlink()
+    assert Plan.load(tmp_path / "plan.json") == PLAN
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(pipe.read_text)
+        PLAN.save(pipe)
+    assert pipe.is_fifo()
+    assert Plan.from_json(read.result()) == PLAN
 
 
 def test_defaults_are_not_written() -> None:

@@ -13,7 +13,7 @@ from lowtide.simulate import simulate
 from lowtide.solve import auto, keep_all
 from lowtide.solve.order import first_order
 from lowtide.solve.search.greedy import PlainTape
-from lowtide.solve.search.native import NativeTape, library
+from lowtide.solve.search.native import NativeTape, _name, library
 from lowtide.solve.search.tape import Facts
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="there is no C compiler here")
@@ -25,6 +25,13 @@ def tapes(graph):
     facts = Facts(graph)
     base = facts.order(*first_order(graph))
     return PlainTape(facts, base), NativeTape(facts, base)
+
+
+def test_a_cache_may_serve_several_kinds_of_machine(monkeypatch):
+    here = _name()
+    assert _name() == here
+    monkeypatch.setattr("platform.machine", lambda: "another")
+    assert _name() != here
 
 
 # The same graphs every time: the two space their slots differently, so a slot that a run has left is used

@@ -7,6 +7,9 @@ import pytest
 import torch
 
 import lowtide
+from lowtide.budget import resolve
+from lowtide.devices import host_memory_left
+from lowtide.units import parse_budget
 from test_api import WithLoss, gradients, mlp, same
 
 
@@ -53,6 +56,22 @@ def test_below_the_floor_says_what_is_possible(model, x):
     assert torch.equal(torch.get_rng_state(), random)
     lowtide.cap(model, error.smallest)
     model(x).backward()
+
+
+def test_free_is_what_the_step_has_and_what_is_left(model, x, monkeypatch, tmp_path):
+    listed = tmp_path / "meminfo"
+    listed.write_text("MemFree:  100 kB\nMemAvailable:  2048 kB\n")
+    left = host_memory_left(listed)
+    assert left == 2048 * 1024
+    monkeypatch.setattr("lowtide.budget.host_memory_left", lambda: left)
+    plan = lowtide.plan(model, x, budget="free")
+    assert plan.budget == left + plan.graph.given_bytes
+
+
+def test_free_is_not_known_of_a_device_that_is_not_here(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(lowtide.BudgetError, match="needs the device at hand"):
+        resolve(parse_budget("free"), lowtide.Graph((), (), device="A100"), 0, None)
 
 
 def test_more_than_the_device_has(model, x):
@@ -118,9 +137,11 @@ def test_verify_refuses_a_capped_model_and_an_idle_one(model, x):
     assert model._compiled_call_impl is None
 
 
-def test_optimizer_that_is_none(model, x):
-    with pytest.raises(lowtide.LowtideError, match="Optimizer"):
-        lowtide.plan(model, x, optimizer="adam")
+@pytest.mark.parametrize("optimizer", ["adam", torch.optim.Adam])
+def test_optimizer_that_is_none(model, optimizer):
+    with pytest.raises(lowtide.LowtideError, match=r"torch\.optim\.Optimizer, as in .* not '?[Aa]dam"):
+        lowtide.cap(model, "1GiB", optimizer=optimizer)
+    assert model._compiled_call_impl is None
 
 
 @pytest.mark.parametrize(
@@ -134,6 +155,51 @@ def test_optimizer_that_is_none(model, x):
 def test_a_batch_that_the_model_does_not_take(model, batch, kwargs, said):
     with pytest.raises(lowtide.CaptureError, match=re.escape(said)):
         lowtide.plan(model, *batch, kwargs=kwargs)
+
+
+class ByName(torch.nn.Embedding):
+    def forward(self, input_ids=None, labels=None):
+        return super().forward(input_ids).sum()
+
+
+def test_a_dict_that_was_not_handed_over_by_name():
+    batch = {"input_ids": torch.ones(3, dtype=torch.long)}
+    with pytest.raises(lowtide.CaptureError, match=r"(?s)must be Tensor, not dict.*is kwargs=batch meant"):
+        lowtide.plan(ByName(4, 4), batch)
+    with pytest.raises(lowtide.CaptureError) as caught:
+        lowtide.plan(torch.nn.Linear(4, 4), {"x": 1})
+    assert not any("kwargs=batch" in note for note in getattr(caught.value, "__notes__", ()))
+
+
+def test_an_operator_without_a_fake_is_named_and_nothing_runs(x):
+    @torch.library.custom_op("lowtide_tests::without_fake", mutates_args=())
+    def without_fake(x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("was run")
+
+    for call in (lambda model: lowtide.plan(model, x), lambda model: lowtide.cap(model, "1GiB")(x)):
+        model = torch.nn.Sequential(torch.nn.Linear(32, 4), Calls(without_fake))
+        with pytest.raises(lowtide.GraphBreak, match=r"without_fake is an .*torch\.library\.register_fake"):
+            call(model)
+
+
+class Calls(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def test_an_error_of_the_step_leaves_its_buffers_alone(x):
+    def raises(x):
+        raise ValueError("an odd one")
+
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(32), Calls(raises))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="an odd one"):
+        lowtide.cap(model, "1GiB")(x)
+    assert same(model.state_dict().values(), before.values())
 
 
 def test_an_argument_of_the_model_given_as_an_option(model, x):
@@ -176,6 +242,9 @@ def test_budget_without_its_unit(model, x):
         lowtide.plan(model, x, budget=50)
     with pytest.raises(lowtide.BudgetTooSmall) as caught:
         lowtide.plan(model, x, budget="20KiB")
+    assert "unit" not in str(caught.value)
+    with pytest.raises(lowtide.BudgetTooSmall) as caught:
+        lowtide.plan(model, x, budget="0.01%")
     assert "unit" not in str(caught.value)
 
 

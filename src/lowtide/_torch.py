@@ -149,18 +149,28 @@ def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     return function
 
 
-def capture_settings() -> Any:
+@contextmanager
+def capture_settings() -> Iterator[None]:
     """How torch.compile's front end looks at a step while it is called (names seen in 2.11-2.13).
 
     Hooks on modules are watched, so that one added later is not missed; a step that reads changing Python
     values may be captured more than a few times; what it writes to a log is left out, not refused.
+    Not by `config.patch`, which leaves a context variable behind for good, here at every step.
     """
     config = private("dynamo_config")
-    return config.patch(
-        skip_nnmodule_hook_guards=False,
-        recompile_limit=64,
-        ignore_logging_functions=config.ignore_logging_functions or _log_functions(),
-    )
+    wanted = {
+        "skip_nnmodule_hook_guards": False,
+        "recompile_limit": 64,
+        "ignore_logging_functions": config.ignore_logging_functions or _log_functions(),
+    }
+    before = {name: getattr(config, name) for name in wanted}
+    try:
+        for name, value in wanted.items():
+            setattr(config, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)
 
 
 _LOG_NAMES = ("debug", "info", "warn", "warning", "error", "exception", "critical", "fatal", "log")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from .capped import Capped, fresh
 from .capture import Captured, Piece, capturing
 from .errors import CaptureError, LowtideError
 from .meta import fakes_for_meta
-from .misfit import misfit
+from .misfit import misfit, takes_by_name
 from .options import Options
 from .plan import Plan
 from .say import planning
@@ -182,10 +182,7 @@ def plan(
         if not isinstance(error.inner_exception, Captured):
             raise
     except CaptureError as error:
-        if not error.may_be_users:
-            raise
-        _must_fit(model, batch, kwargs or {})
-        raise users_error(error) from error.__cause__
+        raise _told(error, model, batch, kwargs or {}) from error.__cause__
     if piece.plan is None:
         raise CaptureError("torch captured no graph: the step has no tensor operation")
     made = piece.plan if piece.plan.budget is None else piece.plan.with_bound()
@@ -199,6 +196,19 @@ def _note_on_eval(model: Callable[..., Any]) -> tuple[str, ...]:
         "the model is in eval mode: dropout and BatchNorm are planned as they run there; model.train() "
         "first, for the step that trains",
     )
+
+
+def _told(
+    error: CaptureError, model: Callable[..., Any], batch: tuple[Any, ...], kwargs: dict[str, Any]
+) -> CaptureError:
+    """The error as its user should see it: the step's own, or with a hint at what was meant."""
+    if error.may_be_users:
+        _must_fit(model, batch, kwargs)
+        error = users_error(error)
+    whole = batch[0] if len(batch) == 1 and not kwargs else None
+    if isinstance(whole, Mapping) and takes_by_name(model, whole):
+        error.add_note("the batch is one dict whose keys the model takes by name: is kwargs=batch meant?")
+    return error
 
 
 def _must_fit(model: Callable[..., Any], batch: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

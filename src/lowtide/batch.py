@@ -183,7 +183,7 @@ def _bytes(asked: Budget, vanilla: Plan, target: str | None) -> int:
         raise BudgetError('budget "min" fits no batch but the smallest; write bytes, as in "24GiB", or "90%"')
     device = torch.device("cpu" if target else vanilla.graph.device)
     memory = device_memory(device, target)
-    if memory is None and target is None:
+    if memory is None:  # the CPU's, of which other verbs take no share
         memory = total_memory(device)
     return resolve(asked, vanilla.graph, vanilla.peak, memory)
 

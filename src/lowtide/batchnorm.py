@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["AGAIN", "UPDATES_STATISTICS", "fuse"]
+__all__ = ["AGAIN", "UPDATES_STATISTICS", "args_again", "fuse"]
 
 aten = torch.ops.aten
 
@@ -60,6 +60,15 @@ AGAIN: dict[Callable[..., Any], Callable[..., Any]] = {
 """What runs when an op runs again, for the ops where that is not the op itself."""
 
 UPDATES_STATISTICS = frozenset(AGAIN)
+
+
+def args_again(node: fx.Node) -> tuple[Any, ...]:
+    """The arguments of an op that runs again: without statistics, which another call may have updated."""
+    if node.target not in AGAIN:
+        return node.args
+    x, weight, bias, _, _, momentum, eps = node.args
+    return x, weight, bias, None, None, momentum, eps
+
 
 _FUNCTIONAL = aten._native_batch_norm_legit_functional.default
 _NO_STATS = aten._native_batch_norm_legit.no_stats

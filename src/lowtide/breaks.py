@@ -33,7 +33,8 @@ def clear_errors() -> Iterator[None]:
         ) from error
     except private("DynamoError") as error:
         found = GraphBreak(_describe_break(error))
-        found.may_be_users = any(sign in str(error) for sign in _SIGNS_OF_USERS_ERRORS)
+        signs = any(sign in str(error) for sign in _SIGNS_OF_USERS_ERRORS)
+        found.may_be_users = signs and _without_fake(error) is None
         raise found from error
     except Exception as error:
         if isinstance(error, LowtideError) or not met_in_capture(error):
@@ -41,6 +42,13 @@ def clear_errors() -> Iterator[None]:
         failed = CaptureError(_describe_failure(error))
         failed.may_be_users = True
         raise failed from error
+
+
+def _without_fake(error: Any) -> str | None:
+    """The operator that has a kernel and no fake one, where torch stopped at such; None elsewhere."""
+    told = r"(?:no fake impl registered for (?:<CustomOpDef\()?|unsupported operator: )([\w:.]+)"
+    found = re.search(told, str(error))
+    return None if found is None else found[1]
 
 
 _SIGNS_OF_USERS_ERRORS = ("Observed exception", "when making fake tensor call", "failed to bind arguments")
@@ -63,7 +71,8 @@ def _users_words(cause: BaseException | None) -> str | None:
         return f"{type(cause).__name__}({_first_line(cause)!r})"
     said = re.search(r"(?:got|raised exception) (\w+\(.*\))", str(cause))
     if said is None:
-        return None
+        said = re.search(r"debug context: (\w+Error) <.*?>: (.*)", str(cause))
+        return None if said is None else f"{said[1]}({said[2].replace('immutable_', '')!r})"
     return re.sub(r"\[ConstantVariable\(\w+: (.*?)\)\]", r"\1", said[1])  # as torch 2.11 shows a value
 
 
@@ -74,6 +83,12 @@ def _describe_failure(error: Any) -> str:
 def _describe_break(error: Any) -> str:
     own = own_lines(getattr(error, "real_stack", None) or ())
     where = f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "an unknown line"
+    if operator := _without_fake(error):
+        return (
+            f"the step is not one graph: torch cannot capture {where} ({operator} is an operator without a "
+            "fake implementation, which tells the shape of its result without running it). Give it one with "
+            "torch.library.register_fake, or move that line out of the captured call."
+        )
     return (
         f"the step is not one graph: torch cannot capture {where} ({_reason(error)}). "
         "A byte cap needs the whole step. Move that line out of the captured call, or cap the model with "

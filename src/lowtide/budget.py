@@ -2,19 +2,19 @@
 
 The budget is the whole peak of the step on its device, as the user would read it off the allocator.
 A share is of the device's memory on CUDA and of the uncapped peak on the CPU, which has no limit of its own;
-"free" is what the allocator holds plus what is free on the device; "min" is the smallest peak found.
+"free" is what the allocator holds, on the CPU what the step is given, plus what is free on the device; "min"
+is the smallest peak found.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
 from .allocator import booked_excess, free_blocks
-from .devices import find_device, total_memory
+from .devices import find_device, host_memory_left, total_memory
 from .errors import BudgetError
 from .graph import Graph
 from .plan import Plan, make_plan
@@ -93,7 +93,7 @@ def resolve(budget: Budget, graph: Graph, uncapped: int, memory: int | None) -> 
             raise BudgetError(f"budget {budget} is more than the device has ({format_bytes(memory)})")
         return int(budget.share * whole)
     if budget.word == "free":
-        return _free(graph.device)
+        return _free(graph)
     assert budget.bytes is not None
     limit = memory if memory is not None else _host_memory(graph.device)
     if limit is not None and budget.bytes > limit:
@@ -123,11 +123,12 @@ def device_blocks(device: torch.device, target: str | None) -> list[int] | None:
     return free_blocks(device) if device.type == "cuda" else None
 
 
-def _free(device: str) -> int:
-    if device != "cpu" and not torch.cuda.is_available():
+def _free(graph: Graph) -> int:
+    here = graph.device == "cpu" or (graph.device.startswith("cuda") and torch.cuda.is_available())
+    if not here:
         raise BudgetError('budget "free" needs the device at hand; write bytes instead, as in "24GiB"')
-    where = torch.device(device)
+    where = torch.device(graph.device)
     if where.type == "cuda":
         free, _ = torch.cuda.mem_get_info(where)
         return free + torch.cuda.memory_reserved(where)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    return graph.given_bytes + host_memory_left()

@@ -27,6 +27,7 @@ from .plan import Plan
 from .say import log, planning, say_plan
 from .simulate import simulate
 from .sketching.marker import leaving_marks
+from .trial import Trial
 
 __all__ = ["Capped", "fresh"]
 
@@ -110,13 +111,21 @@ class Capped:
         except BaseException as error:
             self.forget_failed(entry)
             if isinstance(error, CaptureError) and error.may_be_users:
-                with torch.no_grad(), torch.random.fork_rng():
-                    self.function(*args, **kwargs)  # raises the user's own error, if it is one
+                self.raise_users_error(args, kwargs)
             raise
         self.plan = entry.plan_with(present) or self.plan
         if len(entry.pieces) > before:
             self.say_plans(entry.pieces[before:])
         return result
+
+    def raise_users_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run the step plainly, in case that raises an error of its own; the model stays as it is."""
+        before = Trial(self.function if self.module is None else self.module, (), {}, None)
+        try:
+            with torch.no_grad(), torch.random.fork_rng():
+                self.function(*args, **kwargs)
+        finally:
+            before.restore()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies and pickles of a capped model have None in its place, and load without Lowtide."""

@@ -101,11 +101,7 @@ def _measured(lifted: Lifted, device: torch.device, *, channels_last: bool) -> L
             if op.name in lifted.traffic:
                 found[op.name] = Price(lifted.traffic[op.name] / speed, 0, None)
                 continue
-            turned = channels_last and is_convolution(node)
-            key = _key(node, channels_last=turned)
-            if key not in known:
-                known[key] = _try_op(node, device, channels_last=turned)
-            cost = known[key]
+            cost = _price(known, node, device, channels_last=channels_last and is_convolution(node))
             if cost.seconds is None:
                 guessed += not is_accumulation(node)
                 cost = Price(roofline_seconds(node, find_device(describe_known(device))), 0, None)
@@ -123,12 +119,10 @@ class Workspaces:
 
     def __call__(self, node: fx.Node, *, channels_last: bool) -> int:
         """The bytes that a convolution takes."""
-        key = _key(node, channels_last=channels_last)
-        if key not in self.known:
-            with _untouched(self.device):
-                self.known[key] = _try_op(node, self.device, channels_last=channels_last)
-            self.known.save()
-        return self.known[key].workspace
+        with _untouched(self.device):
+            found = _price(self.known, node, self.device, channels_last=channels_last)
+        self.known.save()
+        return found.workspace
 
 
 def is_convolution(node: fx.Node) -> bool:
@@ -137,8 +131,15 @@ def is_convolution(node: fx.Node) -> bool:
     return packet in (torch.ops.aten.convolution, torch.ops.aten.convolution_backward)
 
 
-def _key(node: fx.Node, *, channels_last: bool) -> str:
-    return signature(node) + (" channels last" if channels_last else "")
+def _price(known: PriceList, node: fx.Node, device: torch.device, *, channels_last: bool) -> Price:
+    """The price of an op, remembered; not where there was no memory to run it, for there may be next time."""
+    key = signature(node) + (" channels last" if channels_last else "")
+    if key not in known:
+        try:
+            known[key] = _try_op(node, device, channels_last=channels_last)
+        except torch.OutOfMemoryError:
+            return Price(None, 0, None)
+    return known[key]
 
 
 def _bandwidth(known: PriceList, device: torch.device) -> float:
@@ -219,6 +220,8 @@ def _try_op(node: fx.Node, device: torch.device, *, channels_last: bool = False)
             made[parent] = _with_channels_last(_made_up(parent)) if channels_last else _made_up(parent)
         args, kwargs = fx.map_arg((node.args, node.kwargs), made.__getitem__)
         return _clock_for(device)(lambda: node.target(*args, **kwargs), device)  # type: ignore[operator]
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, KeyError):
         return Price(None, 0, None)
 

@@ -7,7 +7,9 @@ right relative to each other. `docs/choosing-a-budget.md` says how to plan with 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import LowtideError
@@ -15,7 +17,7 @@ from .errors import LowtideError
 if TYPE_CHECKING:
     import torch  # the table itself is read before torch is
 
-__all__ = ["DEVICES", "Device", "describe", "find_device", "total_memory"]
+__all__ = ["DEVICES", "Device", "describe", "find_device", "host_memory_left", "total_memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +59,28 @@ DEVICES: dict[str, Device] = {
 
 
 def find_device(name: str) -> Device:
-    """The device of that name in the table; raises with the known names otherwise."""
-    wanted = name.lower().removeprefix("nvidia ").strip()
-    if wanted in DEVICES:
-        return DEVICES[wanted]
-    for key in sorted(DEVICES, key=len, reverse=True):
-        if wanted.startswith(key) or key in wanted.replace("geforce ", ""):
-            return DEVICES[key]
-    known = ", ".join(device.name for device in DEVICES.values())
-    raise LowtideError(f"device {name!r} is not here and not in the table of known devices: {known}")
+    """The device of that name in the table; raises with the known names otherwise.
+
+    A maker's name has more words, as in "NVIDIA A100-SXM4-40GB": one may say that this has less memory.
+    """
+    words = _words(name)
+    found = [device for device in DEVICES.values() if set(_words(device.name)) <= set(words)]
+    if not found:
+        known = ", ".join(device.name for device in DEVICES.values())
+        raise LowtideError(
+            f"device {name!r} is not in the table of devices to plan for that are not here: {known}. For one "
+            "that is here, leave it out: a step is planned for the device that its tensors are on"
+        )
+    device = max(found, key=lambda each: len(each.name))
+    sizes = [int(word[:-2]) for word in words if re.fullmatch(r"[0-9]+gb", word)]
+    for size in sizes:
+        if size * _GIB < 0.9 * device.memory:
+            return replace(device, name=f"{device.name}-{size}GB", memory=(size - 1) * _GIB)
+    return device
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", name.lower())
 
 
 def describe(device: torch.device) -> str:
@@ -82,3 +97,11 @@ def total_memory(device: torch.device) -> int:
 
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def host_memory_left(listed: Path = Path("/proc/meminfo")) -> int:
+    """Bytes that the host can still give: those that are free and, on Linux, caches that give way."""
+    left = re.search(r"^MemAvailable: +([0-9]+) kB$", listed.read_text(), re.M) if listed.exists() else None
+    if left is not None:
+        return int(left[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

@@ -140,7 +140,7 @@ class Frontier:
     @classmethod
     def load(cls, path: str | Path) -> Frontier:
         """Read a frontier that `save` wrote."""
-        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        return cls.from_json(jsonform.decode(Path(path).read_bytes(), "frontier"))
 
 
 def frontier(

@@ -43,6 +43,14 @@ def dump(data: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
+def decode(data: bytes, noun: str) -> str:
+    """The text of a file, with or without a mark at its start."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise FormatError(f"not a {noun} file: it is not UTF-8 text") from None
+
+
 def parse(text: str, noun: str) -> Any:
     """The data of a JSON text."""
     try:

@@ -66,6 +66,7 @@ class _Lifting:
         self.root_of: dict[str, fx.Node] = {}
         self.bytes_of: dict[str, int] = {}
         self.node_of: dict[str, fx.Node] = {}
+        self.behind: dict[fx.Node, list[str]] = {}
         self.ops: list[Op] = []
         self.given: dict[str, ValueKind] = {}
 
@@ -116,6 +117,11 @@ class _Lifting:
             self.add_op(node, reads, writes, unread)
         elif several and reads:
             self.value_of[node] = reads[0]
+        elif reads and not isinstance(
+            tensors, torch.Tensor
+        ):  # a number, as `.item()` gives: taken like a view
+            self.value_of[node] = reads[0]
+            self.behind[node] = reads
 
     def refuse_unknown_sizes(self, node: fx.Node) -> None:
         if any(isinstance(size, torch.SymInt) for tensor in tensors_of(node) for size in tensor.shape):
@@ -155,7 +161,11 @@ class _Lifting:
         return name
 
     def reads(self, node: fx.Node) -> list[str]:
-        return [self.value_of[parent] for parent in node.all_input_nodes if parent in self.value_of]
+        return [name for parent in node.all_input_nodes for name in self.values_behind(parent)]
+
+    def values_behind(self, node: fx.Node) -> list[str]:
+        """The values that a node stands for, or is computed from where it is a number."""
+        return self.behind.get(node) or ([self.value_of[node]] if node in self.value_of else [])
 
     def kind(self, node: fx.Node) -> OpKind:
         """Collectives, writes into inputs and readers of an input that is overwritten run once."""
@@ -197,7 +207,7 @@ class _Lifting:
         return [Value(name, size, kind(name)) for name, size in self.bytes_of.items()]
 
     def names(self, nodes: list[Any]) -> set[str]:
-        return {self.value_of[node] for node in nodes if isinstance(node, fx.Node) and node in self.value_of}
+        return {name for node in nodes if isinstance(node, fx.Node) for name in self.values_behind(node)}
 
     def size(self, tensor: torch.Tensor) -> int:
         """Bytes on the planned device: what lies elsewhere costs nothing there."""

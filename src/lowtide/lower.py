@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from . import replay
-from .batchnorm import AGAIN
+from .batchnorm import AGAIN, args_again
 from .dropout import RANDOM
 from .graph import Graph
 from .lift import Lifted
@@ -137,10 +137,10 @@ class _Lowering:
             self.side.inside[self.lifted.value_of[inner]] = {inner: self.copied(inner)}
 
     def call(self, op: str, origin: fx.Node) -> fx.Node:
-        args = fx.map_arg(origin.args, self.find)
+        first = self.runs[op] == 1
+        args = fx.map_arg(origin.args if first else args_again(origin), self.find)
         kwargs = fx.map_arg(origin.kwargs, self.find)
         target: Any = origin.target
-        first = self.runs[op] == 1
         if self.graph.op[op].kind == "random" and self.total[op] > 1:
             if first:
                 self.side.state[op] = self.take_state(op)
@@ -207,12 +207,18 @@ class _Lowering:
             if isinstance(step, Drop):
                 continue
             op = self.graph.op[step.op]
-            needed.update((name, None) for name in op.reads if name not in written)
+            unread = self.unread_again(op.name) if self.runs[op.name] else ()
+            needed.update((name, None) for name in op.reads if name not in written and name not in unread)
             written.update(op.writes)
             if op.name in self.side.state:
                 states[op.name] = None
         needed.update((name, None) for name in self.names(self.trace.gradients) if name not in written)
         return [node for name in needed for node in self.holders(name)], list(states)
+
+    def unread_again(self, op: str) -> set[str]:
+        """What an op reads in its first run only: it may have changed by the next, and need not be saved."""
+        origin = self.lifted.node_of[op]
+        return set(self.names([arg for arg in origin.args if arg not in args_again(origin)]))
 
     def holders(self, value: str) -> list[fx.Node]:
         """The nodes to save for a value: its root, or every input that looks at a given one."""

@@ -79,6 +79,12 @@ class Options:
             if outside is None:
                 raise LowtideError(f'outside={self.outside!r} must be a number of bytes or "auto"')
             object.__setattr__(self, "outside", outside)
+        if self.optimizer is not None and not hasattr(self.optimizer, "param_groups"):
+            given = getattr(self.optimizer, "__name__", repr(self.optimizer))
+            raise LowtideError(
+                "optimizer= takes a torch.optim.Optimizer, as in torch.optim.AdamW(model.parameters()), "
+                f"not {given}"
+            )
         if not isinstance(self.allow_breaks, bool):
             raise LowtideError(f"allow_breaks={self.allow_breaks!r} must be True or False")
         if not isinstance(self.max_plans, int) or isinstance(self.max_plans, bool) or self.max_plans < 1:

@@ -214,7 +214,7 @@ class Plan:
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read a plan that `save` wrote."""
-        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        return cls.from_json(jsonform.decode(Path(path).read_bytes(), "plan"))
 
 
 def make_plan(
@@ -234,12 +234,20 @@ def _names(data: Any, field: str) -> tuple[str, ...]:
 
 
 def _write(path: Path, text: str) -> Path:
-    """Write a whole file or none: an interrupt leaves no half-written one."""
-    half = path.with_name(f"{path.name}.{os.getpid()}.part")
+    """Write a whole file or none: an interrupt leaves no half-written one.
+
+    A link goes on leading where it led. A device or a pipe is written to: nothing may take its place.
+    """
+    place = path.resolve()
+    whole = place.is_file() or not place.exists()
+    half = place.with_name(f"{place.name}.{os.getpid()}.part") if whole else place
     try:
         half.write_text(text, encoding="utf-8")
-        return half.replace(path)
+        if whole:
+            half.replace(place)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None  # the name that was asked for
     finally:
-        half.unlink(missing_ok=True)
+        if whole:
+            half.unlink(missing_ok=True)
+    return path

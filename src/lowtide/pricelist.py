@@ -1,4 +1,7 @@
-"""Measured prices, remembered in the user's cache folder as JSON: one file per device and torch version."""
+"""Measured prices, remembered in the user's cache folder as JSON.
+
+One file per device, torch version and choice of kernels: other kernels take other times and workspaces.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,7 @@ class PriceList:
     @classmethod
     def load(cls, device: torch.device) -> PriceList:
         """The list of a device."""
-        threads = f"-{torch.get_num_threads()}threads" if device.type == "cpu" else ""
-        name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{describe(device)}{threads}-torch{torch.__version__}")
-        path = cache_folder() / "prices" / f"{name}.json"
+        path = cache_folder() / "prices" / f"{_name(device)}.json"
         try:
             data = json.loads(path.read_text())
             prices = {key: _read(item) for key, item in data["prices"].items()}
@@ -73,6 +74,27 @@ class PriceList:
         except OSError:
             return
         self.fresh = False
+
+
+def _name(device: torch.device) -> str:
+    words = [describe(device), f"torch{torch.__version__}"]
+    if device.type == "cpu":
+        words.insert(1, f"{torch.get_num_threads()}threads")
+    else:
+        words += _kernels()
+    return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(words))
+
+
+def _kernels() -> list[str]:
+    """The settings of torch by which a GPU runs other kernels than by default."""
+    backends = torch.backends
+    settings = {
+        "benchmark": backends.cudnn.benchmark,
+        "deterministic": backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled(),
+        "tf32 products": backends.cuda.matmul.fp32_precision == "tf32",
+        "ieee convolutions": backends.cudnn.conv.fp32_precision != "tf32",  # type: ignore[attr-defined]
+    }
+    return [name for name, on in settings.items() if on]
 
 
 def _read(item: list[object]) -> Price:

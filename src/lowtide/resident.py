@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from .errors import LowtideError
 from .graph import Graph
 
 __all__ = ["fixed_bands", "optimizer_bytes"]
+
+SIZES = (2, 3, 5, 7, 11, 13, 17, 19)
+"""The sizes that tell the dimensions of a small parameter apart."""
 
 
 def fixed_bands(graph: Graph, device: torch.device, optimizer: Any, *, present: bool) -> dict[str, int]:
@@ -30,20 +34,18 @@ def fixed_bands(graph: Graph, device: torch.device, optimizer: Any, *, present: 
 
 def optimizer_bytes(optimizer: Any, device: torch.device) -> tuple[int, int]:
     """The bytes of an optimizer's state on a device: what is there, and what its first step will make."""
-    groups = getattr(optimizer, "param_groups", None)
-    if groups is None:
-        raise LowtideError(f"optimizer= takes a torch.optim.Optimizer, not a {type(optimizer).__name__}")
     held = coming = 0
-    for group in groups:
-        made: dict[torch.dtype, dict[str, Any]] = {}
+    for group in optimizer.param_groups:
+        made: dict[tuple[torch.dtype, int], dict[str, Any]] = {}
         for parameter in group["params"]:
             state = optimizer.state.get(parameter)
             if state:
                 held += _state_bytes(state, device)
             elif parameter.requires_grad:
-                if parameter.dtype not in made:
-                    made[parameter.dtype] = _first_state(optimizer, group, parameter.dtype)
-                coming += _scaled_bytes(made[parameter.dtype], parameter, device)
+                kind = parameter.dtype, parameter.ndim
+                if kind not in made:
+                    made[kind] = _first_state(optimizer, group, *kind)
+                coming += _scaled_bytes(made[kind], parameter, device)
     return held, coming
 
 
@@ -52,9 +54,12 @@ def _state_bytes(state: dict[str, Any], device: torch.device) -> int:
     return sum(rounded(t.untyped_storage().nbytes(), device) for t in tensors if t.device.type == device.type)
 
 
-def _first_state(optimizer: Any, group: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """What a first step makes for a parameter of one number."""
-    small = torch.nn.Parameter(torch.zeros(1, dtype=dtype))
+def _first_state(optimizer: Any, group: dict[str, Any], dtype: torch.dtype, ndim: int) -> dict[str, Any]:
+    """What a first step makes for a small parameter of so many dimensions, each of another size.
+
+    What it makes may depend on them: Adafactor keeps rows and columns of a matrix, Muon takes nothing else.
+    """
+    small = torch.nn.Parameter(torch.zeros(SIZES[: max(ndim, 1)], dtype=dtype))
     small.grad = torch.zeros_like(small)
     options = {key: value for key, value in group.items() if key != "params"}
     options |= {key: False for key in ("fused", "capturable") if key in options}
@@ -75,8 +80,13 @@ def _first_state(optimizer: Any, group: dict[str, Any], dtype: torch.dtype) -> d
 
 def _scaled_bytes(state: dict[str, Any], parameter: torch.Tensor, device: torch.device) -> int:
     """The bytes of such a state for a whole parameter; single numbers stay on the host."""
+    real = dict(zip(SIZES, parameter.shape or (1,), strict=False))
     tensors = [item for item in state.values() if isinstance(item, torch.Tensor)]
-    wide = [t.element_size() for t in tensors if t.shape == (1,)]
-    single = [t.untyped_storage().nbytes() for t in tensors if t.shape != (1,)]
-    whole = sum(rounded(parameter.numel() * size, device) for size in wide)
-    return whole + (sum(single) if device.type == "cpu" else 0)
+    whole = single = 0
+    for tensor in tensors:
+        if tensor.ndim:
+            size = math.prod(real.get(length, length) for length in tensor.shape)
+            whole += rounded(size * tensor.element_size(), device)
+        else:
+            single += tensor.untyped_storage().nbytes()
+    return whole + (single if device.type == "cpu" else 0)

@@ -24,8 +24,9 @@ if not log.handlers:
     _handler = logging.StreamHandler()
     _handler.setFormatter(logging.Formatter("lowtide: %(message)s"))
     log.addHandler(_handler)
-    log.setLevel(logging.INFO)
     log.propagate = False
+if log.level == logging.NOTSET:  # what a user has set stays: this is loaded at the first use only
+    log.setLevel(logging.INFO)
 
 
 def planning() -> AbstractContextManager[Any]:

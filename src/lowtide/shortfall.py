@@ -24,16 +24,18 @@ def too_small(plan: Plan, asked: Budget, size: int) -> BudgetTooSmall:
         f"budget {asked} ({size} bytes) is below the smallest feasible peak found, {least} "
         f"({plan.peak} bytes: {listed}{where}). "
         f"Try budget={plan.peak}, a smaller batch, or fewer bytes of parameters and optimizer state."
-        f"{_missing_unit(size)}",
+        f"{_missing_unit(asked, size)}",
         budget=size,
         smallest=plan.peak,
         parts=parts,
     )
 
 
-def _missing_unit(size: int) -> str:
-    """No step fits into a few bytes: whoever writes so meant another unit."""
-    return f' Is a unit missing, as in "{size}GiB" or "{size}%"?' if size < KIB else ""
+def _missing_unit(asked: Budget, size: int) -> str:
+    """No step fits into a few bytes: whoever writes so meant another unit, unless it was a share."""
+    if size >= KIB or "%" in asked.text:
+        return ""
+    return f' Is a unit missing, as in "{size}GiB" or "{size}%"?'
 
 
 def peak_parts(plan: Plan) -> dict[str, int]:

@@ -24,7 +24,7 @@ from typing import Any
 
 from .errors import CaptureError, LowtideError
 from .lines import own_lines, place, with_lines
-from .misfit import misfit
+from .misfit import misfit, takes_by_name
 from .plan import Plan
 
 __all__ = ["Step", "capture_step", "found_step", "make_step", "names_a_step", "takes_a_size", "users_code"]
@@ -125,7 +125,7 @@ def _read(made: Any, name: str) -> Step:
         case (model, tuple(batch), dict(kwargs)) if callable(model):
             _must_be_names(kwargs, name)
             return Step(model, batch, kwargs)
-        case (model, Mapping() as batch) if callable(model) and _takes_by_name(model, batch):
+        case (model, Mapping() as batch) if callable(model) and takes_by_name(model, batch):
             return Step(model, (), dict(batch))
         case (model, (tuple() | list()) as batch) if callable(model) and _takes_unpacked(model, batch):
             return Step(model, tuple(batch))
@@ -149,11 +149,6 @@ def _must_be_names(kwargs: Mapping[Any, Any], name: str) -> None:
 
 def _not_names(batch: Mapping[Any, Any]) -> list[Any]:
     return [key for key in batch if not isinstance(key, str)]
-
-
-def _takes_by_name(model: Callable[..., Any], batch: Mapping[Any, Any]) -> bool:
-    """Whether a dict is a batch by name, as `transformers` has it, and not one argument."""
-    return not _not_names(batch) and misfit(getattr(model, "forward", model), **batch) is None
 
 
 def _takes_unpacked(model: Callable[..., Any], batch: Sequence[Any]) -> bool:

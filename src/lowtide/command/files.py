@@ -37,11 +37,9 @@ def read_graph_or_plan(path: str) -> Graph | Plan:
 def _text(path: str, noun: str) -> str:
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-        return data.decode("utf-8-sig")
     except OSError as error:
         raise LowtideError(f"cannot read {_name(path)}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise FormatError(f"not a {noun} file: it is not UTF-8 text") from None
+    return jsonform.decode(data, noun)
 
 
 @contextmanager

@@ -4,9 +4,10 @@ Problem: a descent makes some 10^5 small edits of a tape, each a few array opera
 interpreter takes nearly all of the time: 10 to 25 μs per edit, against 1 μs in C.
 
 Method: the C files are compiled on first use with the machine's C compiler into the user's cache directory,
-under a name that is a hash of their text, and are called through ctypes; the arrays of a graph are handed
-over as they are. Without a compiler or a cache directory, or with `LOWTIDE_NATIVE=0`, `library()` is None:
-the Python twins (`tape`, `moves`, `greedy`) take the same moves in the same order, and the search does less.
+under a name that is a hash of their text and of the kind of machine, and are called through ctypes; the
+arrays of a graph are handed over as they are. Without a compiler or a cache directory, or with
+`LOWTIDE_NATIVE=0`, `library()` is None: the Python twins (`tape`, `moves`, `greedy`) take the same moves in
+the same order, and the search does less.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from functools import cache
@@ -59,9 +62,7 @@ def library() -> ctypes.CDLL | None:
 
 def _build() -> Path:
     """Compile the sources unless that was done before; the library is put in place whole."""
-    texts = [path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.suffix in (".c", ".h")]
-    name = f"descent-{hashlib.sha256(b''.join(texts)).hexdigest()[:16]}.so"
-    folder = cache_folder()
+    name, folder = _name(), cache_folder()
     built = folder / name
     if built.exists():
         return built
@@ -76,6 +77,13 @@ def _build() -> Path:
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         half.replace(built)
     return built
+
+
+def _name() -> str:
+    """A name for these sources on this kind of machine: a home folder may serve several."""
+    texts = [path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.suffix in (".c", ".h")]
+    machine = f"{sys.platform} {platform.machine()} {' '.join(platform.libc_ver())}"
+    return f"descent-{hashlib.sha256(b''.join([*texts, machine.encode()])).hexdigest()[:16]}.so"
 
 
 def _bind(loaded: ctypes.CDLL) -> ctypes.CDLL:
