@@ -117,9 +117,7 @@ class _Lifting:
             self.add_op(node, reads, writes, unread)
         elif several and reads:
             self.value_of[node] = reads[0]
-        elif reads and not isinstance(
-            tensors, torch.Tensor
-        ):  # a number, as `.item()` gives: taken like a view
+        elif reads and not tensors_of(node):  # a number, as `.item()` gives: taken like a view
             self.value_of[node] = reads[0]
             self.behind[node] = reads
 
