@@ -253,6 +253,19 @@ def itself(dtype):
     return run, torch.zeros(4, 5, dtype=dtype), [weight]
 
 
+def leapfrog(dtype):
+    """Leaves that move on from one place of the carry to another; the start is one tensor for both."""
+    weight = torch.randn(5, 5, dtype=dtype, requires_grad=True)
+
+    def run(carry, x):
+        before, h = carry
+        after = 2 * h - before + 0.01 * torch.sin(h @ weight + x)
+        return (h, after), after.square().mean()
+
+    start = torch.zeros(4, 5, dtype=dtype)
+    return run, (start, start), [weight]
+
+
 MAKERS = (lstm, lstm_loss, gru_of_dropout, counting, halves, itself)
 
 
@@ -286,6 +299,14 @@ def test_the_predicted_peak_is_the_measured_one_to_the_byte(make):
 def test_the_peak_of_chunks_is_exact_where_they_are_alike_and_a_bound_where_not(make, way):
     assert Case(make, 24, "sum").difference(chunk=4, **way) == 0
     assert Case(make, 23, "sum").difference(chunk=4, **way) <= 0
+
+
+def test_leaves_that_move_count_with_every_carry_that_is_kept():
+    """Carries that are kept side by side share such leaves: the prediction is a bound."""
+    shares = ("20%", "40%", "70%")
+    assert Case(leapfrog, 13, "sum").difference(budget="min") == 0
+    assert [Case(leapfrog, 60, "sum").difference(budget=share) for share in shares] == [0, 0, 0]
+    assert Case(leapfrog, 37, "sum").difference(slots=6, strategy="internal") <= 0
 
 
 @pytest.mark.parametrize("way", [{"budget": "min"}, {"budget": "60%"}, {"slots": 2}], ids=str)

@@ -26,7 +26,7 @@ from .purity import Purity
 from .reachable import modes_of, reachable
 from .record import Record
 from .sequence import Piece, Sequence, differentiable, kind_of
-from .sizes import Known, Sizes, Weighing
+from .sizes import Known, Sizes, Weighing, storage_of
 from .surroundings import RandomState, Surroundings, devices_of
 
 __all__ = ["FirstRun", "run_first"]
@@ -108,6 +108,7 @@ def run_first(
     finding = closed.standing_in() if _is_compiled(owner) else closed.finding([*carry, *xs])
     with weighing.counting() if weighing else nullcontext(), finding:
         record = Record(sequence, 0, carry, xs, [leaf.requires_grad for leaf in xs])
+    moved = _moved(record) if weighing else 0
     record.keep()
     closed.purity.first_is_over(record.next_carry)
     closed.note(record.ends, number, [*record.carry, *record.inputs])
@@ -125,11 +126,11 @@ def run_first(
         known=known,
     )
     if weighing is not None and run.trains:
-        known.sizes = _weigh(weighing, record, run)
+        known.sizes = _weigh(weighing, record, run, moved)
     return run
 
 
-def _weigh(weighing: Weighing, record: Record, run: FirstRun) -> Sizes:
+def _weigh(weighing: Weighing, record: Record, run: FirstRun, moved: int) -> Sizes:
     """The bytes of a unit; uses up its record, and puts copies in the place of its outputs."""
     weighing.ran()
     pieces = [Piece(place, [_copy(leaf) for leaf in leaves]) for place, leaves in run.first.pieces]
@@ -137,7 +138,7 @@ def _weigh(weighing: Weighing, record: Record, run: FirstRun) -> Sizes:
     weighing.recorded()
     counts = run.random and weighing.device.type == "cpu"  # random states are kept on the host
     random = run.surroundings.random_size if counts else 0
-    state = weighing.bytes_of(record.next_carry, [*record.carry, *record.inputs])
+    state = moved + weighing.bytes_of(record.next_carry, [*record.carry, *record.inputs])
     gradients = [
         _zeros(leaf) if on else None for leaf, on in zip(record.next_carry, record.flows.carry, strict=True)
     ]
@@ -147,6 +148,29 @@ def _weigh(weighing: Weighing, record: Record, run: FirstRun) -> Sizes:
         record.backward(gradients, outputs, [run.closed.stand_ins[place] for place in run.closed.places])
     weighing.went_back(gradient)
     return Sizes(state + random, weighing.record, weighing.run, weighing.backward, gradient, random)
+
+
+def _moved(record: Record) -> int:
+    """The bytes of leaves that the unit takes from one place of its carry to another.
+
+    Here they are the start's, which is there anyway; later on an earlier unit has made them. A leaf that
+    stays where it is remains the start's.
+    """
+    after = record.ends[: len(record.carry)]
+    held = {storage_of(leaf) for leaf in record.carry if isinstance(leaf, torch.Tensor)}
+    found = {
+        id(new): new.numel() * new.itemsize
+        for old, new in zip(record.carry, after, strict=True)
+        if isinstance(new, torch.Tensor) and storage_of(new) in held and not _stays(old, new, record.carry)
+    }
+    return sum(found.values())
+
+
+def _stays(old: torch.Tensor, new: torch.Tensor, carry: list[Any]) -> bool:
+    """Whether a leaf is the one that was in its place, or a view of it; leaves may share their memory."""
+    if new is old or storage_of(new) != storage_of(old):
+        return new is old
+    return all(new is not leaf for leaf in carry)
 
 
 def _copy(leaf: Any) -> Any:
