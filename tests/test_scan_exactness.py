@@ -266,6 +266,16 @@ def leapfrog(dtype):
     return run, (start, start), [weight]
 
 
+def input_before(dtype):
+    """The carry is the input of the step before, to which no gradient flows."""
+    weight = torch.randn(5, 5, dtype=dtype, requires_grad=True)
+    return (
+        lambda before, x: (x, torch.sin(before @ weight * x).mean()),
+        torch.zeros(4, 5, dtype=dtype),
+        [weight],
+    )
+
+
 MAKERS = (lstm, lstm_loss, gru_of_dropout, counting, halves, itself)
 
 
@@ -299,6 +309,13 @@ def test_the_predicted_peak_is_the_measured_one_to_the_byte(make):
 def test_the_peak_of_chunks_is_exact_where_they_are_alike_and_a_bound_where_not(make, way):
     assert Case(make, 24, "sum").difference(chunk=4, **way) == 0
     assert Case(make, 23, "sum").difference(chunk=4, **way) <= 0
+
+
+@pytest.mark.parametrize("xs_grad", [False, True])
+def test_gradients_of_a_carry_that_leads_nowhere_are_not_held(xs_grad):
+    cases = [Case(input_before, length, "sum", xs_grad=xs_grad) for length in (5, 13)]
+    assert [case.difference(budget="min") for case in cases] == [0, 0]
+    assert [case.difference(slots=3) for case in cases] == [0, 0]
 
 
 def test_leaves_that_move_count_with_every_carry_that_is_kept():
