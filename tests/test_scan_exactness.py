@@ -311,6 +311,19 @@ def test_the_peak_of_chunks_is_exact_where_they_are_alike_and_a_bound_where_not(
     assert Case(make, 23, "sum").difference(chunk=4, **way) <= 0
 
 
+def nothing_carried(dtype):
+    weight = torch.randn(5, 5, dtype=dtype, requires_grad=True)
+    return lambda carry, x: (carry, torch.tanh(x @ weight).mean()), torch.zeros(4, 5, dtype=dtype), [weight]
+
+
+@pytest.mark.parametrize("strategy", ["auto", "hidden", "internal", "mixed"])
+def test_carries_without_bytes_are_kept_in_any_budget(strategy):
+    for way in ({"budget": "min"}, {"budget": "50%"}):
+        assert Case(nothing_carried, 13, "sum").difference(strategy=strategy, **way) == 0
+    case = Case(nothing_carried, 13, "sum")
+    assert scan_plan(case.run, case.init, case.xs, reduce="sum", budget="min").forward_count == 2 * 13 - 1
+
+
 @pytest.mark.parametrize("xs_grad", [False, True])
 def test_gradients_of_a_carry_that_leads_nowhere_are_not_held(xs_grad):
     cases = [Case(input_before, length, "sum", xs_grad=xs_grad) for length in (5, 13)]
