@@ -130,6 +130,18 @@ def test_masks_are_used_and_wrong_ones_are_told():
     assert "WRONG MASK" in str(wrong)
 
 
+@pytest.mark.parametrize("kind", ["gaussian", "rademacher", "rows_by_norm", "srht", "dct"])
+def test_rows_that_a_transform_takes_as_zeros_count_in_its_noise(kind):
+    """A cosine or Hadamard transform is as long as all rows: few real ones do not make it exact."""
+    model, x, mask = WithLoss(nn.Linear(WIDTH, 4)), torch.randn(4, 10, WIDTH), torch.zeros(4, 10)
+    mask[:, :2] = 1
+    zeros = x * mask.unsqueeze(-1)
+    with_mask = lowtide.noise(model, x, mask, rate=0.3, kind=kind, rows="mask").layers[0]
+    of_zeros = lowtide.noise(model, zeros, mask, rate=0.3, kind=kind).layers[0]
+    assert with_mask.variance == pytest.approx(of_zeros.variance, rel=1e-5)
+    assert with_mask.variance > 0
+
+
 def test_a_layer_that_is_called_twice(x):
     class Twice(nn.Module):
         def __init__(self):
