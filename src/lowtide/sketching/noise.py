@@ -165,7 +165,7 @@ def noise_of(
         recorder.remove()
         if choices is not None:
             leave(model)
-    if not recorder.calls:
+    if not any(call.all_rows for call in recorder.calls):
         raise LowtideError("no layer that is to be sketched got a gradient from this batch")
     return Noise(tuple(_layers(recorder, float(at))), float(at))
 
