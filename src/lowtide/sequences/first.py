@@ -7,6 +7,7 @@ the start, it runs once more.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Several
 from contextlib import nullcontext
@@ -154,23 +155,20 @@ def _moved(record: Record) -> int:
     """The bytes of leaves that the unit takes from one place of its carry to another.
 
     Here they are the start's, which is there anyway; later on an earlier unit has made them. A leaf that
-    stays where it is remains the start's.
+    stays where it is, or is a view of what was there, remains the start's.
     """
     after = record.ends[: len(record.carry)]
-    held = {storage_of(leaf) for leaf in record.carry if isinstance(leaf, torch.Tensor)}
+    shares = Counter(storage_of(leaf) for leaf in record.carry if isinstance(leaf, torch.Tensor))
+
+    def stays(old: torch.Tensor, new: torch.Tensor) -> bool:
+        return new is old or (storage_of(new) == storage_of(old) and shares[storage_of(old)] == 1)
+
     found = {
         id(new): new.numel() * new.itemsize
         for old, new in zip(record.carry, after, strict=True)
-        if isinstance(new, torch.Tensor) and storage_of(new) in held and not _stays(old, new, record.carry)
+        if isinstance(new, torch.Tensor) and storage_of(new) in shares and not stays(old, new)
     }
     return sum(found.values())
-
-
-def _stays(old: torch.Tensor, new: torch.Tensor, carry: list[Any]) -> bool:
-    """Whether a leaf is the one that was in its place, or a view of it; leaves may share their memory."""
-    if new is old or storage_of(new) != storage_of(old):
-        return new is old
-    return all(new is not leaf for leaf in carry)
 
 
 def _copy(leaf: Any) -> Any:
