@@ -6,6 +6,7 @@ unit has several steps, autograd adds up within a unit first: equal to 1e-12 in 
 """
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -253,6 +254,29 @@ def itself(dtype):
     return run, torch.zeros(4, 5, dtype=dtype), [weight]
 
 
+def leapfrog(dtype, view=False):
+    """Leaves that move on from one place of the carry to another; the start is one tensor for both."""
+    weight = torch.randn(5, 5, dtype=dtype, requires_grad=True)
+
+    def run(carry, x):
+        before, h = carry
+        after = 2 * h - before + 0.01 * torch.sin(h @ weight + x)
+        return (h[:] if view else h, after), after.square().mean()
+
+    start = torch.zeros(4, 5, dtype=dtype)
+    return run, (start, start), [weight]
+
+
+def input_before(dtype):
+    """The carry is the input of the step before, to which no gradient flows."""
+    weight = torch.randn(5, 5, dtype=dtype, requires_grad=True)
+    return (
+        lambda before, x: (x, torch.sin(before @ weight * x).mean()),
+        torch.zeros(4, 5, dtype=dtype),
+        [weight],
+    )
+
+
 MAKERS = (lstm, lstm_loss, gru_of_dropout, counting, halves, itself)
 
 
@@ -286,6 +310,35 @@ def test_the_predicted_peak_is_the_measured_one_to_the_byte(make):
 def test_the_peak_of_chunks_is_exact_where_they_are_alike_and_a_bound_where_not(make, way):
     assert Case(make, 24, "sum").difference(chunk=4, **way) == 0
     assert Case(make, 23, "sum").difference(chunk=4, **way) <= 0
+
+
+def nothing_carried(dtype):
+    weight = torch.randn(5, 5, dtype=dtype, requires_grad=True)
+    return lambda carry, x: (carry, torch.tanh(x @ weight).mean()), torch.zeros(4, 5, dtype=dtype), [weight]
+
+
+@pytest.mark.parametrize("strategy", ["auto", "hidden", "internal", "mixed"])
+def test_carries_without_bytes_are_kept_in_any_budget(strategy):
+    for way in ({"budget": "min"}, {"budget": "50%"}):
+        assert Case(nothing_carried, 13, "sum").difference(strategy=strategy, **way) == 0
+    case = Case(nothing_carried, 13, "sum")
+    assert scan_plan(case.run, case.init, case.xs, reduce="sum", budget="min").forward_count == 2 * 13 - 1
+
+
+@pytest.mark.parametrize("xs_grad", [False, True])
+def test_gradients_of_a_carry_that_leads_nowhere_are_not_held(xs_grad):
+    cases = [Case(input_before, length, "sum", xs_grad=xs_grad) for length in (5, 13)]
+    assert [case.difference(budget="min") for case in cases] == [0, 0]
+    assert [case.difference(slots=3) for case in cases] == [0, 0]
+
+
+def test_leaves_that_move_count_with_every_carry_that_is_kept():
+    """Carries that are kept side by side share such leaves: the prediction is a bound."""
+    shares = ("20%", "40%", "70%")
+    assert Case(leapfrog, 13, "sum").difference(budget="min") == 0
+    assert [Case(leapfrog, 60, "sum").difference(budget=share) for share in shares] == [0, 0, 0]
+    assert Case(leapfrog, 37, "sum").difference(slots=6, strategy="internal") <= 0
+    assert Case(partial(leapfrog, view=True), 60, "sum").difference(budget="20%") == 0
 
 
 @pytest.mark.parametrize("way", [{"budget": "min"}, {"budget": "60%"}, {"slots": 2}], ids=str)

@@ -70,6 +70,28 @@ def test_peak_and_runs_are_as_planned(steps, captures, weight, xs, start):
     assert plan.chunk * (forward + back) + steps % plan.chunk == plan.forward_count
 
 
+def test_a_leaf_that_stays_counts_with_every_carry_that_is_kept(captures, weight, xs, start):
+    """Its place in a chunk is written over, so that every carry that is kept has a copy of it."""
+    xs, memory = long(xs, 96), torch.ones(16, *start.shape, dtype=start.dtype)
+
+    def cell(carry, x):
+        h, memory = carry
+        h = torch.tanh((h + memory.mean(0)) @ weight + x)
+        return (h, memory), h.sum()
+
+    for budget in ("60%", "40%"):
+        options = {"budget": budget, "reduce": "sum"}
+        plan = scan_plan(cell, (start, memory), xs, **options)
+        scan(cell, (start, memory), xs, **options)[1].backward()  # to have its gradients there
+        peak = lowtide.measure(
+            lambda: scan(cell, (start, memory), xs, **options)[1].backward(),  # noqa: B023  # at once
+            device="cpu",
+        ).peak
+        given = [xs, memory, weight, weight.grad, weight.grad, start, start.grad]
+        assert peak <= plan.budget + sum(tensor.numel() * tensor.itemsize for tensor in given) + 1024
+    assert captures["launched"]
+
+
 def test_a_shorter_last_chunk_makes_no_more_weight_gradients_at_a_time(captures):
     """They are of the size of the weight: summed up by autograd, there would be two at a time."""
     cell, xs = nn.RNNCell(2, 64, dtype=torch.float64), torch.rand(47, 1, 2, dtype=torch.float64)

@@ -40,6 +40,7 @@ def x():
         ({"layers": ["net.mlp", "nat.*"]}, r"no module is called 'nat.\*'; there are"),
         ({"layers": "net.mlp.1"}, "'net.mlp.1' has no nn.Linear in it"),
         ({"layers": [3]}, "layers= takes names, patterns or a function, not 3"),
+        ({"layers": 3}, "layers= takes names, patterns or a function, not 3"),
         ({"layers": lambda name, layer: False}, "layers= left none of the 6 layers"),
         ({"layers": []}, "layers= left none of the 6 layers"),
         ({"rows": "attention_mask"}, "no argument 'attention_mask' for rows=; it has x, mask"),
@@ -185,3 +186,5 @@ class Both(nn.Module):
 def test_noise_of_a_layer_that_gets_no_gradient(x):
     with pytest.raises(LowtideError, match="no layer that is to be sketched got a gradient"):
         lowtide.noise(Both(), x, layers="unused")
+    with pytest.raises(LowtideError, match="no layer that is to be sketched got a gradient"):
+        lowtide.noise(Both(), x[:0])

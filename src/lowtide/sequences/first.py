@@ -7,6 +7,7 @@ the start, it runs once more.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Several
 from contextlib import nullcontext
@@ -26,7 +27,7 @@ from .purity import Purity
 from .reachable import modes_of, reachable
 from .record import Record
 from .sequence import Piece, Sequence, differentiable, kind_of
-from .sizes import Known, Sizes, Weighing
+from .sizes import Known, Sizes, Weighing, storage_of
 from .surroundings import RandomState, Surroundings, devices_of
 
 __all__ = ["FirstRun", "run_first"]
@@ -108,6 +109,7 @@ def run_first(
     finding = closed.standing_in() if _is_compiled(owner) else closed.finding([*carry, *xs])
     with weighing.counting() if weighing else nullcontext(), finding:
         record = Record(sequence, 0, carry, xs, [leaf.requires_grad for leaf in xs])
+    moved = _moved(record) if weighing else 0
     record.keep()
     closed.purity.first_is_over(record.next_carry)
     closed.note(record.ends, number, [*record.carry, *record.inputs])
@@ -125,11 +127,11 @@ def run_first(
         known=known,
     )
     if weighing is not None and run.trains:
-        known.sizes = _weigh(weighing, record, run)
+        known.sizes = _weigh(weighing, record, run, moved)
     return run
 
 
-def _weigh(weighing: Weighing, record: Record, run: FirstRun) -> Sizes:
+def _weigh(weighing: Weighing, record: Record, run: FirstRun, moved: int) -> Sizes:
     """The bytes of a unit; uses up its record, and puts copies in the place of its outputs."""
     weighing.ran()
     pieces = [Piece(place, [_copy(leaf) for leaf in leaves]) for place, leaves in run.first.pieces]
@@ -137,7 +139,7 @@ def _weigh(weighing: Weighing, record: Record, run: FirstRun) -> Sizes:
     weighing.recorded()
     counts = run.random and weighing.device.type == "cpu"  # random states are kept on the host
     random = run.surroundings.random_size if counts else 0
-    state = weighing.bytes_of(record.next_carry, [*record.carry, *record.inputs])
+    state = moved + weighing.bytes_of(record.next_carry, [*record.carry, *record.inputs])
     gradients = [
         _zeros(leaf) if on else None for leaf, on in zip(record.next_carry, record.flows.carry, strict=True)
     ]
@@ -147,6 +149,26 @@ def _weigh(weighing: Weighing, record: Record, run: FirstRun) -> Sizes:
         record.backward(gradients, outputs, [run.closed.stand_ins[place] for place in run.closed.places])
     weighing.went_back(gradient)
     return Sizes(state + random, weighing.record, weighing.run, weighing.backward, gradient, random)
+
+
+def _moved(record: Record) -> int:
+    """The bytes of leaves that the unit takes from one place of its carry to another.
+
+    Here they are the start's, which is there anyway; later on an earlier unit has made them. A leaf that
+    stays where it is, or is a view of what was there, remains the start's.
+    """
+    after = record.ends[: len(record.carry)]
+    shares = Counter(storage_of(leaf) for leaf in record.carry if isinstance(leaf, torch.Tensor))
+
+    def stays(old: torch.Tensor, new: torch.Tensor) -> bool:
+        return new is old or (storage_of(new) == storage_of(old) and shares[storage_of(old)] == 1)
+
+    found = {
+        id(new): new.numel() * new.itemsize
+        for old, new in zip(record.carry, after, strict=True)
+        if isinstance(new, torch.Tensor) and storage_of(new) in shares and not stays(old, new)
+    }
+    return sum(found.values())
 
 
 def _copy(leaf: Any) -> Any:

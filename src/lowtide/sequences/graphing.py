@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..allocator import rounded
 from ..units import Budget, parse_budget
 from .chunk import Chunk
 from .first import FirstRun
@@ -99,7 +100,12 @@ class Graphing:
     def sizes(self, work: int) -> Sizes:
         known = self.run.sizes
         assert known is not None
-        return Sizes(known.state, work, work, work, 0, known.start)
+        return Sizes(self.state + known.start, work, work, work, 0, known.start)
+
+    @property
+    def state(self) -> int:
+        """The bytes of a kept carry: a copy of all its leaves, also of those that stay what they are."""
+        return sum(rounded(leaf.numel() * leaf.itemsize, leaf.device) for leaf in self.carry)
 
     @cached_property
     def keep_all(self) -> int:
@@ -130,8 +136,7 @@ class Graphing:
         each: int = sum(leaf[0].numel() * leaf.itemsize for leaf in self.xs)
         if not isinstance(self.outputs, Last):
             each += sum(leaf.numel() * leaf.itemsize for leaf in self.sample)
-        state: int = sum(leaf.numel() * leaf.itemsize for leaf in self.carry)
-        return 2 * (steps * each + state)
+        return 2 * (steps * each + self.state)
 
     @property
     def sample(self) -> list[torch.Tensor]:

@@ -210,6 +210,8 @@ class Loop:
         places = self.closed.places
         read = [self.closed.stand_ins[place] for place in places]
         self.carry_gradients, inputs, closed = record.backward(given, totals, read)
+        if unit:
+            self.carry_gradients = self.flows.gradients_to_hold(self.carry_gradients)
         for cut, gradient in zip(record.cuts, inputs, strict=True):
             self.xs_totals[cut.leaf].add(gradient, cut.place)
         for place, gradient in zip(places, closed, strict=True):

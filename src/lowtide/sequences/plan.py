@@ -182,7 +182,7 @@ def _by_slots(units: int, slots: int, strategy: Strategy, sizes: Sizes | None) -
 def _by_bytes(units: int, size: int, strategy: Strategy, sizes: Sizes, asked: Budget) -> Any:
     room = size - sizes.work
     if strategy == "hidden":
-        slots = room // max(sizes.state, 1) if room >= 0 else 0
+        slots = (room // sizes.state if sizes.state else units) if room >= 0 else 0
         if slots >= 1 or (units == 1 and room >= 0):
             return read_problem(units, max(slots, 1))
     elif strategy == "internal":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
@@ -21,15 +21,28 @@ Gradients = list[torch.Tensor | None]
 
 
 class Flows(NamedTuple):
-    """Which leaves gradients flow to: of the carry that a unit hands on, and of its outputs."""
+    """Which leaves gradients flow to: of the carry that a unit hands on, and of its outputs.
+
+    `ever` is for the carries of all units so far.
+    """
 
     carry: list[bool]
     outputs: list[bool]
+    ever: tuple[bool, ...] = ()
 
     def then(self, other: Flows) -> Flows:
         """Those of all units so far: the carry is the last one's, outputs are of them all."""
-        pairs = zip_longest(self.outputs, other.outputs, fillvalue=False)
-        return Flows(other.carry, [one or another for one, another in pairs])
+        return Flows(
+            other.carry, [*_either(self.outputs, other.outputs)], (*_either(self.ever, other.carry),)
+        )
+
+    def gradients_to_hold(self, carry: Gradients) -> Gradients:
+        """The gradients of a carry without those of leaves to which none flows from any unit (carry = x)."""
+        return [gradient if on else None for gradient, on in zip(carry, self.ever, strict=True)]
+
+
+def _either(some: Iterable[bool], others: Iterable[bool]) -> Iterator[bool]:
+    return (one or another for one, another in zip_longest(some, others, fillvalue=False))
 
 
 class Record:

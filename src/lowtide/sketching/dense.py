@@ -74,6 +74,8 @@ class Rademacher(Dense):
 class Cosine(Dense):
     """k outputs, chosen without replacement, of a discrete cosine transform of rows with random signs."""
 
+    leaves_out = False
+
     def block(
         self, index: torch.Tensor, rows: int, k: int, seed: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
@@ -93,6 +95,8 @@ class Hadamard(Dense):
 
     The transform has a power of two as its length; rows of zeros stand for those that are missing.
     """
+
+    leaves_out = False
 
     def block(
         self, index: torch.Tensor, rows: int, k: int, seed: torch.Tensor, dtype: torch.dtype

@@ -18,11 +18,13 @@ class Kind(ABC):
 
     All methods are pure functions: the same seed gives the same bits. `x` and `g` have two dimensions, rows
     first. `real` is an optional mask of the rows; of the others, the gradient is zero.
-    `has_rate` says that k is free to choose, `redraws` that the backward needs the seed (and `real`) again.
+    `has_rate` says that k is free to choose, `redraws` that the backward needs the seed (and `real`) again,
+    `leaves_out` that rows that are not real make no difference; otherwise they take part as zeros.
     """
 
     has_rate = True
     redraws = True
+    leaves_out = True
 
     @abstractmethod
     def compress(self, x: torch.Tensor, seed: torch.Tensor, k: int, real: torch.Tensor | None = None) -> Kept:

@@ -47,6 +47,8 @@ def chosen_layers(model: nn.Module, layers: Layers) -> dict[str, nn.Linear]:
         found = able
     elif callable(layers):
         found = {name: part for name, part in able.items() if layers(name, part)}
+    elif not isinstance(layers, Iterable):
+        raise LowtideError(f"layers= takes names, patterns or a function, not {layers!r}")
     else:
         patterns = [layers] if isinstance(layers, str) else list(layers)
         wanted = {name for pattern in patterns for name in _matches(model, pattern, linear, able)}

@@ -24,7 +24,7 @@ from .mask import Rows, check_rows, leave, watch
 from .recorder import Call, Recorder
 from .scope import Scope
 
-__all__ = ["LayerNoise", "Noise", "noise"]
+__all__ = ["LayerNoise", "Noise", "noise", "noise_of"]
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,13 @@ class Noise:
 
     def needed(self, name: str) -> float:
         """The rate that keeps a layer, and those that share its input, to the asked ratio."""
+        return max(layer.needed for layer in self.together(name))
+
+    def together(self, name: str) -> list[LayerNoise]:
+        """A layer and those that share its input."""
         found = {layer.name: layer for layer in self.layers}
         first = found[name].shares or name
-        return max(layer.needed for layer in self.layers if first in (layer.name, layer.shares))
+        return [layer for layer in self.layers if first in (layer.name, layer.shares)]
 
     def __str__(self) -> str:
         head = ("layer", "rows", "input", "kept", "noise / SGD's own", f"rate for {self.at:g}")
@@ -127,35 +131,51 @@ def noise(
     if isinstance(at, bool) or not isinstance(at, int | float) or not at > 0:
         raise LowtideError(f"at={at!r} must be a number above 0, in variances of SGD itself")
     refuse_compiled(model)
-    recorder = Recorder()
-    own = any(map(is_sketched, model.modules()))
-    if own and any(given is not None for given in (rate, kind, layers, rows)):
+    if not any(map(is_sketched, model.modules())):
+        choices = dict.fromkeys(chosen_layers(model, layers), Choice.make(kind or "strided", rate))
+    elif any(given is not None for given in (rate, kind, layers, rows)):
         raise LowtideError(
             "this model is sketched, and noise tells about its own sketches; lowtide.unsketch it to try "
             "others"
         )
+    else:
+        choices = None
+    return noise_of(choices, model, batch, rows=rows, kwargs=kwargs, loss=loss, at=at)
+
+
+def noise_of(
+    choices: dict[str, Choice] | None,
+    model: nn.Module,
+    batch: tuple[Any, ...],
+    *,
+    rows: Rows,
+    kwargs: dict[str, Any] | None,
+    loss: Callable[[Any], torch.Tensor] | None,
+    at: float,
+) -> Noise:
+    """The noise of such sketches of layers, by name; with None, of the sketches that there are."""
+    recorder = Recorder()
     try:
-        if own:
+        if choices is None:
             recorder.add_sketched(model)
         else:
-            _add_asked(recorder, model, Choice.make(kind or "strided", rate), layers, rows)
+            _add_asked(recorder, model, choices, rows)
         _run(Trial(model, batch, kwargs or {}, loss), model)
     finally:
         recorder.remove()
-        if not own:
+        if choices is not None:
             leave(model)
-    if not recorder.calls:
+    if not any(call.all_rows for call in recorder.calls):
         raise LowtideError("no layer that is to be sketched got a gradient from this batch")
     return Noise(tuple(_layers(recorder, float(at))), float(at))
 
 
-def _add_asked(recorder: Recorder, model: nn.Module, choice: Choice, layers: Layers, rows: Rows) -> None:
-    found = chosen_layers(model, layers)
+def _add_asked(recorder: Recorder, model: nn.Module, choices: dict[str, Choice], rows: Rows) -> None:
     check_rows(rows, model)
     scope = Scope()
     watch(model, scope, rows)
-    for name, layer in found.items():
-        recorder.add(name, layer, choice, scope)
+    for name, choice in choices.items():
+        recorder.add(name, model.get_submodule(name), choice, scope)
 
 
 def _run(trial: Trial, model: nn.Module) -> None:

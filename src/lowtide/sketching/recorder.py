@@ -123,9 +123,12 @@ def _call(
     x, g = (t.detach().reshape(-1, t.shape[-1]) for t in (x, g))
     rows, features = x.shape
     hidden = 0.0
+    seen = x, g
     if real is not None:
         hidden = float(g[~real].double().square().sum() / g.double().square().sum().clamp(min=1e-300))
+        zeroed = x.masked_fill(~real[:, None], 0), g.masked_fill(~real[:, None], 0)
         x, g = x[real], g[real]
+        seen = (x, g) if choice.made.leaves_out else zeroed
     return Call(
         name=name,
         choice=choice,
@@ -135,7 +138,7 @@ def _call(
         features=features,
         dtype=x.dtype,
         own=moments(x, g).own,
-        here=choice.made.variance(x, g, choice.rows(rows)),
-        law=choice.made.variance_law(x, g),
+        here=choice.made.variance(*seen, choice.rows(rows)),
+        law=choice.made.variance_law(*seen),
         hidden=hidden,
     )

@@ -23,7 +23,7 @@ from .choice import Choice
 from .function import forward
 from .layers import Layers, chosen_layers, is_sketched, refuse_compiled, refuse_sketched, shown
 from .mask import Rows, check_rows, leave, watch
-from .noise import Noise, noise
+from .noise import Noise, noise_of
 from .scope import Scope
 
 __all__ = ["sketch", "unsketch"]
@@ -82,18 +82,10 @@ def sketch(
     choices = dict.fromkeys(found, choice)
     if max_noise is not None:
         _check_max_noise(max_noise, batch, kwargs)
-        measured = noise(
-            model,
-            *batch,
-            rate=rate,
-            kind=kind,
-            layers=layers,
-            rows=rows,
-            kwargs=kwargs,
-            loss=loss,
-            at=max_noise,
+        measure = functools.partial(
+            noise_of, model=model, batch=batch, rows=rows, kwargs=kwargs, loss=loss, at=max_noise
         )
-        choices = _quiet_enough(choices, measured)
+        choices = _quiet_enough(choices, measure)
     elif batch or kwargs or loss:
         raise LowtideError("a batch is for max_noise=, which is not given; lowtide.noise shows the noise")
     scope = Scope()
@@ -122,19 +114,44 @@ def unsketch(model: M) -> M:
     return model
 
 
-def _quiet_enough(choices: dict[str, Choice], measured: Noise) -> dict[str, Choice]:
-    """Choices that keep to the noise that was asked for; a layer that no rate serves is left out."""
-    measured_layers = {layer.name for layer in measured.layers}
-    quiet = {}
-    for name, choice in choices.items():
-        needed = measured.needed(name) if name in measured_layers else 0.0
-        if needed >= 1:
-            log.info("%s is not sketched: its noise would be above max_noise", shown(name))
-        else:
-            quiet[name] = replace(choice, rate=max(needed, choice.rate))
-    if not quiet:
-        raise LowtideError(f"max_noise={measured.at:g} leaves no layer to sketch:\n{measured}")
-    return quiet
+def _quiet_enough(
+    choices: dict[str, Choice], measure: Callable[[dict[str, Choice]], Noise]
+) -> dict[str, Choice]:
+    """Choices that keep to the noise that was asked for; a layer that no rate serves is left out.
+
+    The rates that are needed follow from laws. That of strided sketches is a mean over orders of the rows, so
+    what comes of them is measured, and they are raised until it fits the rows in the order that they have.
+    """
+    measured = measure(choices)
+    rates = {layer.name: measured.needed(layer.name) for layer in measured.layers}
+    while True:
+        choices = _raised(choices, rates)
+        if not choices:
+            raise LowtideError(f"max_noise={measured.at:g} leaves no layer to sketch:\n{measured}")
+        if not rates:
+            return choices
+        found = measure(choices)
+        rates = {layer.name: rate for layer in found.layers if (rate := _quieter(found, layer.name))}
+
+
+def _quieter(found: Noise, name: str) -> float:
+    """A rate for a layer that is too loud, by as much as 1 / rate - 1 must fall; 0 for another one."""
+    layers = found.together(name)
+    loudest, rate = max(layer.ratio for layer in layers), layers[0].choice.rate
+    if loudest <= found.at * (1 + 1e-6):
+        return 0.0
+    return max(1 / (1 + found.at / loudest * (1 / rate - 1)), rate + 1 / layers[0].rows)
+
+
+def _raised(choices: dict[str, Choice], rates: dict[str, float]) -> dict[str, Choice]:
+    """Choices with at least these rates, without layers that would keep their whole input."""
+    for name in (name for name in choices if rates.get(name, 0) >= 1):
+        log.info("%s is not sketched: its noise would be above max_noise", shown(name))
+    return {
+        name: replace(choice, rate=max(rates.get(name, 0), choice.rate))
+        for name, choice in choices.items()
+        if rates.get(name, 0) < 1
+    }
 
 
 def _check_max_noise(max_noise: Any, batch: Any, kwargs: Any) -> None:

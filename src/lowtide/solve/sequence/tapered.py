@@ -51,7 +51,7 @@ def leaf_sizes(steps: int, *, room: int, state: int, record: int) -> tuple[int, 
     >>> leaf_sizes(100, room=10, state=2, record=3)
     (4, 3, 3, 2, 1, 1)
     """
-    deepest = min(room // max(state, 1), steps) if room >= 0 else -1
+    deepest = (min(room // state, steps) if state else steps) if room >= 0 else -1
     return tuple(1 + (room - level * state) // max(record, 1) for level in range(deepest + 1))
 
 
