@@ -123,6 +123,26 @@ def test_smallest_peak_is_the_least_budget_that_fits(highs):
         assert simulate(graph, exact(graph, 0)).peak == least
 
 
+def scaled(graph: Graph, factor: int) -> Graph:
+    """The graph with all its bytes multiplied."""
+    return graph.replace(
+        values=tuple(replace(value, bytes=value.bytes * factor) for value in graph.values),
+        ops=tuple(replace(op, workspace=op.workspace * factor, state=op.state * factor) for op in graph.ops),
+        fixed={name: size * factor for name, size in graph.fixed.items()},
+        boundary=graph.boundary * factor,
+    )
+
+
+def test_the_smallest_peak_of_gigabytes_is_that_of_bytes(monkeypatch):
+    pytest.importorskip("highspy")
+    monkeypatch.setattr("lowtide.solve.exact.method.auto", keep_all)  # no help from a good start
+    for seed in (7, 19, 38):
+        graph = random_graph(seed, 3)
+        large = scaled(graph, 10**9 + 7)
+        least = simulate(graph, smallest_peak(graph)).peak
+        assert simulate(large, smallest_peak(large)).peak == least * (10**9 + 7)
+
+
 def test_a_budget_above_the_natural_peak_keeps_everything():
     pytest.importorskip("highspy")
     graph = transformer(1)

@@ -35,7 +35,7 @@ from ...simulate import simulate
 from ..auto import auto
 from ..bound.method import lower_bound
 from ..order import first_order, with_drops
-from .model import Row, Stages, Terms, too_large
+from .model import Row, Stages, too_large
 
 __all__ = ["Exact", "exact", "solve_exact"]
 
@@ -130,7 +130,8 @@ def smallest_peak(graph: Graph, *, seconds_limit: float = 60.0) -> Schedule:
     if too_large(graph):
         return start
     stages = Stages(graph)
-    answer = _solve(stages, None, 1.0, seconds_limit, stages.choices(start))
+    unit = simulate(graph, start).peak / UNITS or 1.0
+    answer = _solve(stages, None, unit, seconds_limit, stages.choices(start))
     schedules = [start]
     if answer.columns is not None:
         schedules.append(with_drops(graph, *stages.order(answer.columns)))
@@ -227,10 +228,10 @@ def _programme(stages: Stages, budget: int | None, unit: float) -> Any:
     # Whole runs imply whole values, but HiGHS is several times faster when it is told so.
     kinds = [highspy.HighsVarType.kInteger] * columns
     if budget is None:
-        upper[-1], costs = math.inf, np.zeros(columns)
+        upper[-1], kinds[-1], costs = math.inf, highspy.HighsVarType.kContinuous, np.zeros(columns)
         costs[-1] = 1.0
     lp.col_upper_, lp.col_cost_, lp.integrality_ = upper, costs, kinds
-    rows = [_scaled(row, budget, columns - 1) for row in stages.rows]
+    rows = [_scaled(row, budget, unit, columns - 1) for row in stages.rows]
     lp.row_lower_ = np.full(len(rows), -math.inf)
     lp.row_upper_ = np.array([limit for _, limit in rows], float)
     lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
@@ -240,11 +241,11 @@ def _programme(stages: Stages, budget: int | None, unit: float) -> Any:
     return lp
 
 
-def _scaled(row: Row, budget: int | None, peak: int) -> tuple[Terms, int]:
-    """A row's terms and limit; bytes are divided by what divides all of them."""
+def _scaled(row: Row, budget: int | None, unit: float, peak: int) -> tuple[list[tuple[int, float]], float]:
+    """A row's terms and limit; bytes are divided by what divides all of them, or by the peak's unit."""
     if not row.in_bytes:
-        return row.terms, row.limit
+        return [*row.terms], row.limit
     if budget is None:
-        return [*row.terms, (peak, -1)], row.limit
+        return [*((column, size / unit) for column, size in row.terms), (peak, -1)], row.limit / unit
     divisor = math.gcd(*(size for _, size in row.terms)) or 1
     return [(column, size // divisor) for column, size in row.terms], (budget + row.limit) // divisor
