@@ -48,6 +48,9 @@ TOLERANCE = 1e-6
 ROUNDING = 1e-9
 """How much of a sum of seconds may be due to rounding."""
 
+LARGEST = 1e12
+"""The largest number of bytes in a row from which HiGHS still tells a single one; it refuses 1e15."""
+
 
 @dataclass(frozen=True)
 class Exact:
@@ -186,7 +189,14 @@ def _solve(
     solver = highspy.Highs()
     for name, value in _options(seconds_limit).items():
         solver.setOptionValue(name, value)
-    solver.passModel(_programme(stages, budget, unit))
+    programme = _programme(stages, budget, unit)
+    if not programme.num_col_ and min(programme.row_upper_, default=0.0) >= 0:
+        return _Answer([], 0.0, 0.0, complete=True)
+    if not programme.num_col_:
+        return _Answer(None, math.inf, math.inf, complete=True)
+    if max(programme.a_matrix_.value_, default=0.0) > LARGEST:
+        return _Answer(None, math.inf, 0.0, complete=False)
+    solver.passModel(programme)
     if hint:
         solver.setSolution(len(hint), np.array(list(hint), np.int32), np.array(list(hint.values())))
     solver.run()
