@@ -123,6 +123,14 @@ def test_smallest_peak_is_the_least_budget_that_fits(highs):
         assert simulate(graph, exact(graph, 0)).peak == least
 
 
+def test_the_smallest_peak_is_no_slower_than_that_peak_asked_for():
+    pytest.importorskip("highspy")
+    graph = random_graph(13, 8)
+    least = simulate(graph, exact(graph, 0))
+    assert least.peak < simulate(graph, auto(graph, 0)).peak
+    assert least.seconds == solve_exact(graph, least.peak).seconds
+
+
 def scaled(graph: Graph, factor: int) -> Graph:
     """The graph with all its bytes multiplied."""
     return graph.replace(

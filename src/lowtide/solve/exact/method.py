@@ -68,9 +68,13 @@ class Exact:
 
 
 def exact(graph: Graph, budget: int, *, seconds_limit: float = 60.0) -> Schedule:
-    """The fastest schedule under the budget, or the one with the smallest peak when none fits."""
+    """The fastest schedule under the budget, or the fastest of the smallest peak when none fits."""
     found = solve_exact(graph, budget, seconds_limit=seconds_limit)
-    return found.schedule or smallest_peak(graph, seconds_limit=seconds_limit)
+    if found.schedule is not None:
+        return found.schedule
+    smallest = smallest_peak(graph, seconds_limit=seconds_limit)
+    peak = simulate(graph, smallest).peak
+    return solve_exact(graph, peak, seconds_limit=seconds_limit).schedule or smallest
 
 
 def solve_exact(graph: Graph, budget: int, *, seconds_limit: float = 60.0) -> Exact:
@@ -127,7 +131,7 @@ def _in_place(graph: Graph) -> bool:
 
 
 def smallest_peak(graph: Graph, *, seconds_limit: float = 60.0) -> Schedule:
-    """The schedule with the smallest peak that is found in the time."""
+    """The schedule with the smallest peak that is found in the time, however long it takes to run."""
     _need_highspy()
     start = auto(graph, 0)
     if too_large(graph):
