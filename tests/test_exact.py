@@ -10,7 +10,7 @@ import pytest
 
 from graphs import Step, chain, cnn, random_graph, transformer, with_takes
 from lowtide.errors import LowtideError
-from lowtide.graph import Graph, Value
+from lowtide.graph import Graph, Op, Value
 from lowtide.simulate import simulate
 from lowtide.solve import auto, keep_all
 from lowtide.solve.bound import lower_bound
@@ -123,6 +123,45 @@ def test_smallest_peak_is_the_least_budget_that_fits(highs):
         assert simulate(graph, exact(graph, 0)).peak == least
 
 
+def test_the_smallest_peak_is_no_slower_than_that_peak_asked_for():
+    pytest.importorskip("highspy")
+    graph = random_graph(13, 8)
+    least = simulate(graph, exact(graph, 0))
+    assert least.peak < simulate(graph, auto(graph, 0)).peak
+    assert least.seconds == solve_exact(graph, least.peak).seconds
+
+
+def scaled(graph: Graph, factor: int) -> Graph:
+    """The graph with all its bytes multiplied."""
+    return graph.replace(
+        values=tuple(replace(value, bytes=value.bytes * factor) for value in graph.values),
+        ops=tuple(replace(op, workspace=op.workspace * factor, state=op.state * factor) for op in graph.ops),
+        fixed={name: size * factor for name, size in graph.fixed.items()},
+        boundary=graph.boundary * factor,
+    )
+
+
+def test_the_smallest_peak_of_gigabytes_is_that_of_bytes(monkeypatch):
+    pytest.importorskip("highspy")
+    monkeypatch.setattr("lowtide.solve.exact.method.auto", keep_all)  # no help from a good start
+    for seed in (7, 19, 38):
+        graph = random_graph(seed, 3)
+        large = scaled(graph, 10**9 + 7)
+        least = simulate(graph, smallest_peak(graph)).peak
+        assert simulate(large, smallest_peak(large)).peak == least * (10**9 + 7)
+
+
+def test_bytes_beyond_floating_point_are_not_searched():
+    pytest.importorskip("highspy")
+    graph = scaled(chain(6), 10**15)
+    assert solve_exact(graph, 5 * 10**15).seconds == 22.0  # all are multiples of one number
+    odd = graph.replace(values=tuple(replace(v, bytes=v.bytes + i) for i, v in enumerate(graph.values)))
+    least = simulate(odd, auto(odd, 0)).peak
+    found = solve_exact(odd, least)
+    assert (found.seconds, found.optimal) == (simulate(odd, auto(odd, least)).seconds, False)
+    assert simulate(odd, exact(odd, 0)).peak == least
+
+
 def test_a_budget_above_the_natural_peak_keeps_everything():
     pytest.importorskip("highspy")
     graph = transformer(1)
@@ -165,6 +204,10 @@ def test_graphs_with_nothing_to_choose():
     assert solve_exact(given, 7).schedule == keep_all(given)
     assert solve_exact(given, 6).schedule is None
     assert exact(given, 0) == keep_all(given)
+    value = Value("x", 2, "input"), Value("y", 4, "gradient"), Value("t", 4, "tangent", held=True)
+    early = Graph((Op("f", ("x",), ("y",), 1.0, workspace=2),), value)
+    assert simulate(early, keep_all(early)).peak == 12
+    assert solve_exact(early, 11).schedule is None
     free = chain(4, seconds=0.0)
     assert solve_exact(free, simulate(free, keep_all(free)).peak - 1).seconds == 0.0
 

@@ -197,6 +197,8 @@ BAD_GRAPHS = [
     ("values.2.bytes", 4.0, r"values\[2\]\.bytes"),
     ("values.2.bytes", True, r"values\[2\]\.bytes"),
     ("values.2.bytes", -4, r"values\[2\] \(a\)\.bytes"),
+    ("values.2.bytes", 2**60, r"bytes add up to 2\^60 or more, which no device has"),
+    ("ops.1.workspace", 10**400, r"bytes add up to 2\^60 or more"),
     ("values.2.kind", "weight", r"values\[2\] \(a\)\.kind"),
     ("values.2.kind", 1, r"values\[2\]\.kind"),
     ("values.2.kind", "input", r"ops\[0\] \(mul\)\.writes: 'a' is given"),

@@ -22,6 +22,9 @@ from lowtide.units import Budget, format_bytes, format_seconds, parse_budget
         (".5MiB", 2**19),
         ("2.TB", 2 * 10**12),
         ("1PiB", 2**50),
+        ("9007199254740993", 2**53 + 1),
+        ("1.001KB", 1001),
+        ("2.0" + "0" * 5000, 2),
     ],
 )
 def test_amounts(asked: int | str, size: int) -> None:
@@ -36,6 +39,12 @@ def test_shares(asked: str, share: float) -> None:
     budget = parse_budget(asked)
     assert budget.share == pytest.approx(share)
     assert budget.bytes is None
+
+
+def test_a_share_is_what_is_written_of_the_whole() -> None:
+    for tenths in range(1, 1500):
+        assert parse_budget(f"{tenths / 10}%").part(1000) == tenths
+    assert parse_budget("100%").part(10**16 + 1) == 10**16 + 1
 
 
 @pytest.mark.parametrize("asked", ["free", "min", " Free "])

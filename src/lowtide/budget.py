@@ -91,7 +91,7 @@ def resolve(budget: Budget, graph: Graph, uncapped: int, memory: int | None) -> 
         whole = uncapped if memory is None else memory
         if memory is not None and budget.share > 1:
             raise BudgetError(f"budget {budget} is more than the device has ({format_bytes(memory)})")
-        return int(budget.share * whole)
+        return budget.part(whole)
     if budget.word == "free":
         return _free(graph)
     assert budget.bytes is not None

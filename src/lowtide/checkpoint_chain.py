@@ -181,7 +181,7 @@ class _Profile:
         if budget.word == "min":
             return least
         plain = self.peak((0, len(self.law.links)))
-        total = budget.bytes if budget.share is None else int(plain * budget.share)
+        total = budget.bytes if budget.share is None else budget.part(plain)
         if total is None:
             raise LowtideError(f"budget {budget} is not bytes; write a number, a share like '60%' or 'min'")
         base = self.resident + (self.sample if self.frozen else 0)

@@ -177,7 +177,7 @@ def frontier(
 def size_of(asked: Budget, vanilla: int) -> int:
     """The bytes of a budget for a graph whose device need not be here: a share is of the vanilla peak."""
     if asked.share is not None:
-        return int(asked.share * vanilla)
+        return asked.part(vanilla)
     if asked.bytes is None:
         raise BudgetError(
             f"budget {asked} has no size of its own here: it is known where the step runs. "

@@ -34,6 +34,7 @@ from .units import format_bytes, format_seconds
 __all__ = ["Graph", "Op", "Value"]
 
 FORMAT_VERSION = 1
+MOST_BITS = 60
 FIELDS = ("device", "prices", "fixed", "boundary", "values", "ops")
 
 ValueKind = Literal[
@@ -273,6 +274,7 @@ def _check(graph: Graph) -> None:
                 raise FormatError(f"{where}.writes: {name!r} is given, not written")
             written.add(name)
     _check_phases(graph)
+    _check_total(graph)
     for index, value in enumerate(graph.values):
         if value.kind in ("activation", "output", "gradient") and value.name not in written:
             raise FormatError(f"values[{index}] ({value.name}): no op writes this {value.kind}")
@@ -322,6 +324,14 @@ def _check_takes(op: Op, where: str, values: dict[str, Value]) -> None:
             raise FormatError(
                 f"{where}.takes: {name!r} has {taken.bytes} bytes, but {written.name!r} has {written.bytes}"
             )
+
+
+def _check_total(graph: Graph) -> None:
+    """Refuse bytes that do not add up in 64 bits, which solvers count in."""
+    total = graph.fixed_bytes + graph.boundary + sum(value.bytes for value in graph.values)
+    total += sum(op.workspace + op.state for op in graph.ops)
+    if total.bit_length() > MOST_BITS:
+        raise FormatError(f"values and ops: their bytes add up to 2^{MOST_BITS} or more, which no device has")
 
 
 def _check_phases(graph: Graph) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 
 from .errors import BudgetError
 
@@ -35,6 +37,10 @@ class Budget:
 
     def __str__(self) -> str:
         return self.text
+
+    def part(self, whole: int) -> int:
+        """The bytes of the share of a whole: 57% of 100 is 57, though the nearest float to 0.57 is less."""
+        return int(Fraction(repr(self.share or 0.0)) * whole)
 
 
 def parse_budget(budget: int | str | Budget) -> Budget:
@@ -67,15 +73,15 @@ def _parse_text(text: str) -> Budget:
     match = _NUMBER.fullmatch(text)
     if match is None:
         raise BudgetError(f"budget {text!r} cannot be read; {_EXAMPLES}")
-    number, unit = float(match[1]), match[2]
-    if not math.isfinite(number * 2**50):
+    number, unit = Fraction(Decimal(match[1])), match[2]
+    if not math.isfinite(float(match[1]) * 2**50):
         raise BudgetError(f"budget {text!r} is not a finite number of bytes; {_EXAMPLES}")
     if unit == "%":
-        return Budget(text, share=number / 100)
+        return Budget(text, share=float(number / 100))
     if unit.lower() not in _BY_LOWER:
         raise BudgetError(f"budget {text!r} has the unknown unit {unit!r}; {_EXAMPLES}")
     if not unit and 0 < number < 1:
-        raise BudgetError(_of_a_fraction(text, number))
+        raise BudgetError(_of_a_fraction(text, float(number)))
     return Budget(text.strip(), int(number * _BY_LOWER[unit.lower()]))
 
 

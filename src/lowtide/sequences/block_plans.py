@@ -69,7 +69,7 @@ def chosen_plans(
     """
     if budget is None or budget.word is not None:
         return _plans(ways, steps, budget, chunk or 1, weigh)
-    size = budget.bytes or int((budget.share or 0) * _whole(ways, steps, weigh, chunk))
+    size = budget.bytes or budget.part(_whole(ways, steps, weigh, chunk))
     asked = Budget(budget.text, bytes=size)
     found = [_plans(ways, steps, asked, chunk or 1, weigh)]
     if chunk is None:
@@ -195,7 +195,7 @@ def _shares(budget: Budget, sizes: Several[Sizes], units: int, whole: int) -> li
     least = fixed + len(sizes) * carry
     if budget.word is not None and budget.word != "min":
         raise LowtideError(f'budget {budget} is not known here; write bytes, "2GiB", "5%" or "min"')
-    asked = least if budget.word else budget.bytes or int((budget.share or 0) * whole)
+    asked = least if budget.word else budget.bytes or budget.part(whole)
     if asked < least:
         raise BudgetTooSmall(
             f"budget {budget} ({asked} bytes) is below the smallest that these {len(sizes)} scans, one for "

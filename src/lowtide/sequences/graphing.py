@@ -82,7 +82,7 @@ class Graphing:
 
     def made_plan(self, asked: Budget, chunk: int | None) -> ScanPlan | None:
         length = self.sequence.length
-        size = asked.bytes or int((asked.share or 0) * self.keep_all)
+        size = asked.bytes or asked.part(self.keep_all)
         lengths = [2**power for power in range(1, LONGEST.bit_length()) if 2 * 2**power <= length]
         costs = {steps: self.cost(steps, size) for steps in ([chunk] if chunk else lengths)}
         for steps in sorted(costs, key=costs.__getitem__):

@@ -209,7 +209,7 @@ def _bytes(asked: Budget, whole: ScanPlan, least: int) -> int:
     if asked.word is not None:
         raise LowtideError(f'budget {asked} is not known to a scan; write bytes, "2GiB", "5%" or "min"')
     if asked.share is not None:
-        return int(asked.share * (whole.peak or 0))
+        return asked.part(whole.peak or 0)
     assert asked.bytes is not None
     return asked.bytes
 

@@ -35,7 +35,7 @@ from ...simulate import simulate
 from ..auto import auto
 from ..bound.method import lower_bound
 from ..order import first_order, with_drops
-from .model import Row, Stages, Terms, too_large
+from .model import Row, Stages, too_large
 
 __all__ = ["Exact", "exact", "solve_exact"]
 
@@ -47,6 +47,9 @@ TOLERANCE = 1e-6
 
 ROUNDING = 1e-9
 """How much of a sum of seconds may be due to rounding."""
+
+LARGEST = 1e12
+"""The largest number of bytes in a row from which HiGHS still tells a single one; it refuses 1e15."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,13 @@ class Exact:
 
 
 def exact(graph: Graph, budget: int, *, seconds_limit: float = 60.0) -> Schedule:
-    """The fastest schedule under the budget, or the one with the smallest peak when none fits."""
+    """The fastest schedule under the budget, or the fastest of the smallest peak when none fits."""
     found = solve_exact(graph, budget, seconds_limit=seconds_limit)
-    return found.schedule or smallest_peak(graph, seconds_limit=seconds_limit)
+    if found.schedule is not None:
+        return found.schedule
+    smallest = smallest_peak(graph, seconds_limit=seconds_limit)
+    peak = simulate(graph, smallest).peak
+    return solve_exact(graph, peak, seconds_limit=seconds_limit).schedule or smallest
 
 
 def solve_exact(graph: Graph, budget: int, *, seconds_limit: float = 60.0) -> Exact:
@@ -124,13 +131,14 @@ def _in_place(graph: Graph) -> bool:
 
 
 def smallest_peak(graph: Graph, *, seconds_limit: float = 60.0) -> Schedule:
-    """The schedule with the smallest peak that is found in the time."""
+    """The schedule with the smallest peak that is found in the time, however long it takes to run."""
     _need_highspy()
     start = auto(graph, 0)
     if too_large(graph):
         return start
     stages = Stages(graph)
-    answer = _solve(stages, None, 1.0, seconds_limit, stages.choices(start))
+    unit = simulate(graph, start).peak / UNITS or 1.0
+    answer = _solve(stages, None, unit, seconds_limit, stages.choices(start))
     schedules = [start]
     if answer.columns is not None:
         schedules.append(with_drops(graph, *stages.order(answer.columns)))
@@ -185,7 +193,14 @@ def _solve(
     solver = highspy.Highs()
     for name, value in _options(seconds_limit).items():
         solver.setOptionValue(name, value)
-    solver.passModel(_programme(stages, budget, unit))
+    programme = _programme(stages, budget, unit)
+    if not programme.num_col_ and min(programme.row_upper_, default=0.0) >= 0:
+        return _Answer([], 0.0, 0.0, complete=True)
+    if not programme.num_col_:
+        return _Answer(None, math.inf, math.inf, complete=True)
+    if max(programme.a_matrix_.value_, default=0.0) > LARGEST:
+        return _Answer(None, math.inf, 0.0, complete=False)
+    solver.passModel(programme)
     if hint:
         solver.setSolution(len(hint), np.array(list(hint), np.int32), np.array(list(hint.values())))
     solver.run()
@@ -227,10 +242,10 @@ def _programme(stages: Stages, budget: int | None, unit: float) -> Any:
     # Whole runs imply whole values, but HiGHS is several times faster when it is told so.
     kinds = [highspy.HighsVarType.kInteger] * columns
     if budget is None:
-        upper[-1], costs = math.inf, np.zeros(columns)
+        upper[-1], kinds[-1], costs = math.inf, highspy.HighsVarType.kContinuous, np.zeros(columns)
         costs[-1] = 1.0
     lp.col_upper_, lp.col_cost_, lp.integrality_ = upper, costs, kinds
-    rows = [_scaled(row, budget, columns - 1) for row in stages.rows]
+    rows = [_scaled(row, budget, unit, columns - 1) for row in stages.rows]
     lp.row_lower_ = np.full(len(rows), -math.inf)
     lp.row_upper_ = np.array([limit for _, limit in rows], float)
     lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
@@ -240,11 +255,11 @@ def _programme(stages: Stages, budget: int | None, unit: float) -> Any:
     return lp
 
 
-def _scaled(row: Row, budget: int | None, peak: int) -> tuple[Terms, int]:
-    """A row's terms and limit; bytes are divided by what divides all of them."""
+def _scaled(row: Row, budget: int | None, unit: float, peak: int) -> tuple[list[tuple[int, float]], float]:
+    """A row's terms and limit; bytes are divided by what divides all of them, or by the peak's unit."""
     if not row.in_bytes:
-        return row.terms, row.limit
+        return [*row.terms], row.limit
     if budget is None:
-        return [*row.terms, (peak, -1)], row.limit
+        return [*((column, size / unit) for column, size in row.terms), (peak, -1)], row.limit / unit
     divisor = math.gcd(*(size for _, size in row.terms)) or 1
     return [(column, size // divisor) for column, size in row.terms], (budget + row.limit) // divisor
