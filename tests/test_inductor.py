@@ -360,6 +360,28 @@ def test_images_stay_as_they_are_where_it_does_not(monkeypatch):
     assert "lowtide.image_in_memory.default" not in images(monkeypatch, turns=False)
 
 
+class Highest(nn.Module):
+    """BatchNorm and SiLU before a maximum: expressions of five values, with an exponential, read twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return nn.functional.silu(self.norm(self.convolution(x))).amax((2, 3)).mean()
+
+
+def test_what_is_read_twice_inside_of_a_loop_is_not_written_down(monkeypatch):
+    """The text is all that is looked at, so no kernel is compiled."""
+    idle = "torch._inductor.async_compile.AsyncCompile.cpp_pybinding"
+    monkeypatch.setattr(idle, lambda *_, **__: lambda *_: None)
+    model = Highest()
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        lowtide.cap(model, HUGE, executor="inductor")(torch.rand(3, 3, 37, 37))
+    plan = lowtide.plan_of(model)
+    assert plan.timeline.peak <= plan.peak < 1.01 * plan.timeline.peak
+
+
 def test_rows_that_are_written_down_may_be_padded():
     """As Inductor pads those of other values: only what has the same rows can be written in its place."""
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from .._torch import generated_code, private
+from .._torch import generated_code, private, written_down_where_asked
 from ..errors import BudgetTooSmall
 from ..plan import Plan
 from ..say import log
@@ -188,7 +188,8 @@ class _Attempt:
             if backward:
                 self.stop_if_over()
 
-        with private("inductor_now").set_choices_handler(Fusions()), generated_code(look):
+        choices = private("inductor_now").set_choices_handler(Fusions())
+        with choices, generated_code(look), written_down_where_asked():
             compiled = private("compile_fx_inner")(module, inputs, **facts)
         if not backward:
             return compiled
