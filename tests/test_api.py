@@ -244,6 +244,26 @@ def test_gradient_accumulation_adds_inside_the_step(model, x):
     assert taken.peak == plan.peak <= plan.budget
 
 
+class Dropped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.rate = nn.Linear(16, 16), 0.1
+
+    def forward(self, x):
+        return nn.functional.dropout(self.net(x), self.rate).sum()
+
+
+def test_the_backend_takes_floats_that_torch_hands_over_as_tensors():
+    model, x = Dropped(), torch.ones(8, 16)
+    compiled = torch.compile(model, backend="lowtide", options={"budget": "1GiB"}, dynamic=True)
+    for model.rate in (0.1, 0.5):
+        torch.manual_seed(0)
+        found = compiled(x)
+        found.backward()
+        torch.manual_seed(0)
+        assert torch.equal(found, model(x))
+
+
 def test_gradients_of_plain_tensors_count_as_those_of_parameters():
     weights = [torch.full((64, 64), 0.01, requires_grad=True) for _ in range(3)]
     x = torch.rand(16, 64, requires_grad=True)
