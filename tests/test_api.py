@@ -280,6 +280,46 @@ def test_gradient_accumulation_adds_inside_the_step(model, x):
     assert taken.peak == plan.peak <= plan.budget
 
 
+class Dropped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.rate = nn.Linear(16, 16), 0.1
+
+    def forward(self, x):
+        return nn.functional.dropout(self.net(x), self.rate).sum()
+
+
+def test_the_backend_takes_floats_that_torch_hands_over_as_tensors():
+    model, x = Dropped(), torch.ones(8, 16)
+    compiled = torch.compile(model, backend="lowtide", options={"budget": "1GiB"}, dynamic=True)
+    for model.rate in (0.1, 0.5):
+        torch.manual_seed(0)
+        found = compiled(x)
+        found.backward()
+        torch.manual_seed(0)
+        assert torch.equal(found, model(x))
+
+
+def test_gradients_of_plain_tensors_count_as_those_of_parameters():
+    weights = [torch.full((64, 64), 0.01, requires_grad=True) for _ in range(3)]
+    x = torch.rand(16, 64, requires_grad=True)
+
+    def step(x):
+        for weight in weights:
+            x = torch.tanh(x @ weight)
+        return x.sum()
+
+    capped = lowtide.cap(step, "8GiB")
+    capped(x).backward()
+    once = [tensor.grad.clone() for tensor in (*weights, x)]
+    peak = lowtide.measure(lambda: capped(x).backward(), device="cpu").peak
+    assert lowtide.plan_of(capped).peak == peak
+    tight = lowtide.cap(step, peak - 1)
+    assert lowtide.measure(lambda: tight(x).backward(), device="cpu").peak < peak
+    for tensor, first in zip((*weights, x), once, strict=True):
+        torch.testing.assert_close(tensor.grad, 3 * first)
+
+
 def test_accumulation_needs_no_second_set_of_gradients():
     model, x = WithLoss(mlp(width=128, depth=4)), torch.randn(8, 128)
     clear(model)

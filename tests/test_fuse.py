@@ -178,6 +178,19 @@ def test_what_chooses_runs_once(choose):
     assert [op for op in graph.ops if op.kind == "pinned"]
 
 
+@pytest.mark.parametrize(
+    ("choose", "target"),
+    [
+        (lambda x: x.masked_fill(x < x.topk(3, dim=1).values[:, 2:], 0), "aten.lt.Tensor"),
+        (lambda x: (x - x.floor()) * x, "aten.floor.default"),
+    ],
+)
+def test_what_tells_close_values_apart_runs_once(choose, target):
+    """An element that is the third largest itself must not be below it when it is computed again."""
+    graph = graph_of(lambda x: choose(x.tanh()).sum(), leaf(8, 16))
+    assert [op.kind for op in graph.ops if op.target == target] == ["pinned"]
+
+
 def test_a_mask_that_only_weighs_may_be_made_again():
     found = {}
 

@@ -3,6 +3,8 @@
 import copy
 import itertools
 import shutil
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -214,6 +216,39 @@ def over(monkeypatch):
     return more, loaded
 
 
+def rounds(monkeypatch, more):
+    """What is asked for, round by round: no plan has less than 400, and a compiled step needs more."""
+    asked = []
+
+    class Attempt:
+        stopped, result = True, None
+
+        def __init__(self, step):
+            self.piece = step.piece
+
+        def compile(self, *_):
+            asked.append(1000 - self.piece.spare)
+            if asked[-1] < 400:
+                raise BudgetTooSmall("", budget=1000, smallest=400)
+            peaks = {"peak": asked[-1] + more(asked[-1]), "timeline": SimpleNamespace(peak=asked[-1])}
+            self.result = SimpleNamespace(budget=1000, graph=SimpleNamespace(device="cpu"), **peaks)
+            self.piece.plan = self.result
+
+    monkeypatch.setattr(inductor, "_Attempt", Attempt)
+    monkeypatch.setattr(inductor, "too_small", lambda *_: BudgetTooSmall("", budget=1000, smallest=0))
+    options = SimpleNamespace(budget=1000)
+    piece = SimpleNamespace(spare=0, only_plan=False, plan=None, options=options, trace=None, lifted=None)
+    with suppress(BudgetTooSmall):
+        inductor.CompiledStep(piece, None, ())
+    return asked
+
+
+def test_a_step_far_over_its_budget_does_not_get_the_smallest_plan_at_once(monkeypatch):
+    assert rounds(monkeypatch, lambda size: 800 if size > 900 else 100) == [1000, 0, 700]
+    assert rounds(monkeypatch, lambda size: 800 if size > 500 else 100) == [1000, 0, 700, 75, 400]
+    assert rounds(monkeypatch, lambda _: 800)[-1] == 400
+
+
 def test_a_step_over_its_budget_is_planned_again_before_its_backward_is_compiled(over, caplog_lowtide):
     more, loaded = over
     model, (x,) = Blocks(layers=1), (torch.rand(256, 32),)
@@ -358,6 +393,33 @@ def test_images_are_handed_over_with_their_channels_last_where_inductor_turns_la
 
 def test_images_stay_as_they_are_where_it_does_not(monkeypatch):
     assert "lowtide.image_in_memory.default" not in images(monkeypatch, turns=False)
+
+
+class Highest(nn.Module):
+    """BatchNorm and SiLU before a maximum: expressions of five values, with an exponential, read twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return nn.functional.silu(self.norm(self.convolution(x))).amax((2, 3)).mean()
+
+
+@pytest.fixture
+def idle_kernels(monkeypatch):
+    """Compiles no kernel, where only the texts of compiled steps are looked at."""
+    kernel = "torch._inductor.async_compile.AsyncCompile.cpp_pybinding"
+    monkeypatch.setattr(kernel, lambda *_, **__: lambda *_: None)
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        yield
+
+
+def test_what_is_read_twice_inside_of_a_loop_is_not_written_down(idle_kernels):
+    model = Highest()
+    lowtide.cap(model, HUGE, executor="inductor")(torch.rand(3, 3, 37, 37))
+    plan = lowtide.plan_of(model)
+    assert plan.timeline.peak <= plan.peak < 1.01 * plan.timeline.peak
 
 
 def test_rows_that_are_written_down_may_be_padded():

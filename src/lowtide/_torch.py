@@ -52,6 +52,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "InductorChoices": ("torch._inductor.choices:InductorChoices", "2.11-2.13"),
     "decide_layout": ("torch._inductor.graph:GraphLowering.decide_layout_opt", "2.11-2.13"),
     "GraphLowering": ("torch._inductor.graph:GraphLowering", "2.11-2.13"),
+    "StorageBox": ("torch._inductor.ir:StorageBox", "2.11-2.13"),
     "inductor_now": ("torch._inductor.virtualized:V", "2.11-2.13"),
     "register_lowering": ("torch._inductor.lowering:register_lowering", "2.11-2.13"),
     "inductor_decompositions": ("torch._inductor.decomposition:select_decomp_table", "2.11-2.13"),
@@ -251,6 +252,29 @@ def generated_code(look: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         lowering.save_output_code = before
+
+
+@contextmanager
+def written_down_where_asked() -> Iterator[None]:
+    """Let Inductor write down no value on the CPU just because two nodes read it: the plan says which.
+
+    It does so with exponentials, and with what is made of more than four values. A GPU's kernel keeps such a
+    value to itself; the loops of the CPU's often differ in order, and then it is a buffer as large as
+    an activation (`StorageBox.should_realize_on_reuse`, seen in 2.11-2.13).
+    """
+    box = private("StorageBox")
+    before = box.should_realize_on_reuse
+
+    def should_realize(value: Any, *args: Any, **facts: Any) -> bool:
+        device = value.get_device()
+        on_cpu = device is not None and device.type == "cpu"
+        return not on_cpu and bool(before(value, *args, **facts))
+
+    box.should_realize_on_reuse = should_realize
+    try:
+        yield
+    finally:
+        box.should_realize_on_reuse = before
 
 
 def generated_modules() -> list[Any]:

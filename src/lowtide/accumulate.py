@@ -21,7 +21,7 @@ __all__ = ["accumulate", "insert"]
 
 def accumulate(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
     """Add a gradient to the parameter's own; what is returned is left for autograd to add."""
-    present = parameter.grad
+    present = parameter.grad if parameter.is_leaf else None
     if present is None or not _may_add(parameter, present, gradient):
         return gradient
     present.add_(gradient)

@@ -1,7 +1,7 @@
 """`torch.compile(model, backend="lowtide", options={"budget": "8GiB"})`.
 
 Registered in the entry-point group `torch_dynamo_backends`. Shapes that torch.compile traced symbolically
-are planned one by one, as they come.
+are planned one by one, as they come, and so are Python floats that it hands over as tensors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def lowtide(
     if "budget" not in chosen:
         raise LowtideError('backend="lowtide" needs options={"budget": ...}, as in {"budget": "8GiB"}')
     made = Options.make(chosen.pop("budget"), **chosen)
-    if any(isinstance(item, torch.SymInt) for item in inputs):
+    if any(isinstance(item, torch.SymInt) for item in inputs) or _floats(module):
         return _PerShape(module, made)
     return _compile(module, inputs, made)
 
@@ -50,14 +50,16 @@ def _compile(module: torch.fx.GraphModule, inputs: Any, options: Options) -> Cal
 
 
 class _PerShape:
-    """A module with symbolic shapes: compiled for each set of shapes that it is called with."""
+    """A module with symbolic shapes or floats: compiled for each set of them that it is called with."""
 
     def __init__(self, module: torch.fx.GraphModule, options: Options) -> None:
         self.module = module
         self.options = options
+        self.floats = _floats(module)
         self.compiled: OrderedDict[tuple[Any, ...], Callable[..., Any]] = OrderedDict()
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *given: Any) -> Any:
+        args = tuple(a.item() if index in self.floats else a for index, a in enumerate(given))
         key = tuple((a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in args)
         if key not in self.compiled:
             if len(self.compiled) >= self.options.max_plans:
@@ -67,21 +69,28 @@ class _PerShape:
         return self.compiled[key](*_tensors(args))
 
     def compile(self, args: tuple[Any, ...]) -> Callable[..., Any]:
-        """The module with its sizes written in as numbers."""
+        """The module with its sizes and floats written in as numbers."""
         module = copy.deepcopy(self.module)
         for node, value in zip(module.graph.find_nodes(op="placeholder"), args, strict=True):
             if not isinstance(value, torch.Tensor):
-                for user in list(node.users):
-                    _write_in(user, node, value)
-                module.graph.erase_node(node)
+                for holder in (*(user for user in node.users if user.target == "item"), node):
+                    for user in list(holder.users):
+                        _write_in(user, holder, value)
+                    module.graph.erase_node(holder)
         module.recompile()
         return _compile(module, _tensors(args), self.options)
 
 
-def _write_in(user: fx.Node, size: fx.Node, value: int) -> None:
-    """Replace a symbolic size in a node's arguments by its number."""
+def _floats(module: fx.GraphModule) -> set[int]:
+    """The places of inputs that are numbers: tensors of which the graph reads nothing else."""
+    nodes = module.graph.find_nodes(op="placeholder")
+    return {index for index, node in enumerate(nodes) if {user.target for user in node.users} == {"item"}}
+
+
+def _write_in(user: fx.Node, symbol: fx.Node, value: float) -> None:
+    """Replace a symbolic size or float in a node's arguments by its number."""
     user.args, user.kwargs = fx.map_arg(  # type: ignore[assignment]
-        (user.args, user.kwargs), lambda argument: value if argument is size else argument
+        (user.args, user.kwargs), lambda argument: value if argument is symbol else argument
     )
 
 

@@ -64,7 +64,7 @@ class Piece:
     target: str | None = None
     only_plan: bool = False
     plan: Plan | None = None
-    parameters: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    trained: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     roles: list[str] = field(default_factory=list)
     accumulating: frozenset[int] = frozenset()
     leaves: frozenset[int] = frozenset()
@@ -113,14 +113,11 @@ class Piece:
                 "batch; a function, or a step that runs, needs tensors on a device"
             )
         self.roles = [_role(node, item) for node, item in zip(nodes, inputs, strict=True)]
-        self.parameters = [weakref.ref(item) for item in inputs if isinstance(item, torch.nn.Parameter)]
         tensors = [(index, item) for index, item in enumerate(inputs) if isinstance(item, torch.Tensor)]
-        self.leaves = frozenset(index for index, item in tensors if item.is_leaf and item.requires_grad)
-        self.accumulating = frozenset(
-            index
-            for index, item in tensors
-            if index in self.leaves and isinstance(item, torch.nn.Parameter) and item.grad is not None
-        )
+        leaves = [(index, item) for index, item in tensors if item.is_leaf and item.requires_grad]
+        self.trained = [weakref.ref(item) for _, item in leaves]
+        self.leaves = frozenset(index for index, _ in leaves)
+        self.accumulating = frozenset(index for index, item in leaves if item.grad is not None)
 
     def partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
@@ -199,7 +196,7 @@ class Piece:
 
     def present_gradients(self) -> Iterator[int]:
         """The bytes of gradients that autograd will add to: a compiled step adds nothing itself."""
-        for ref in self.parameters:
+        for ref in self.trained:
             gradient = getattr(ref(), "grad", None)
             if gradient is not None:
                 yield gradient.untyped_storage().nbytes()

@@ -43,6 +43,8 @@ _REDUCTIONS = frozenset(
     prims.var prims.xor_sum
     """.split()  # noqa: SIM905
 )
+_COMPARISONS = ("aten.eq", "aten.ge", "aten.gt", "aten.le", "aten.lt", "aten.ne")
+_ROUNDINGS = ("aten.ceil", "aten.floor", "aten.round", "aten.trunc")
 _MOST_JOINED = 4  # parts: more are written down where two nodes read them, and more than 8 in any case
 
 
@@ -68,7 +70,7 @@ def is_written_down(node: fx.Node) -> bool:
 
 
 def steers(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose result is a choice: whole numbers, masks that become some, or equality, of reals.
+    """The nodes whose result is a choice: whole numbers, masks that become some, or a comparison, of reals.
 
     A kernel that is fused differently may round its input differently, and then choose differently; so these
     never run again.
@@ -88,8 +90,10 @@ def _turns_whole(user: fx.Node, steering: set[fx.Node]) -> bool:
 
 
 def _is_choice(node: fx.Node) -> bool:
-    if type_of(node) in ("aten.eq", "aten.ne") and len(_reals(node)) > 1:
-        return True  # as in the backward of a maximum: which elements are it?
+    if type_of(node) in _COMPARISONS and len(_reals(node)) > 1:
+        return True  # which elements are the maximum, or below the k-th? An equal one must stay equal
+    if type_of(node) in _ROUNDINGS:
+        return _reads_reals(node)
     seeds = any(
         word in type_of(node) for word in ("attention", "batch_norm")
     )  # their integers choose nothing

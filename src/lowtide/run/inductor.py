@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from .._torch import generated_code, private
+from .._torch import generated_code, private, written_down_where_asked
 from ..errors import BudgetTooSmall
 from ..plan import Plan
 from ..say import log
@@ -68,8 +68,12 @@ class CompiledStep:
         return self.run(*args)
 
     def compile(self, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile until the buffers fit the budget; a few times at most, and the smallest plan last."""
+        """Compile until the buffers fit the budget; a few times at most, and the smallest plan last.
+
+        Where less is asked for than the smallest plan has, one between it and what did not fit comes first.
+        """
         smallest: Plan | None = None
+        missed: Plan | None = None
         last = False
         for turn in itertools.count(1):
             attempt = _Attempt(self)
@@ -78,7 +82,9 @@ class CompiledStep:
             except BudgetTooSmall as error:
                 if last or self.piece.only_plan:  # nothing is compiled that could show less than predicted
                     raise
-                last, self.piece.spare = True, error.budget - error.smallest
+                last = missed is None or turn >= _ROUNDS - 1
+                above = 0 if last or missed is None else missed.timeline.peak - error.smallest
+                self.piece.spare = error.budget - error.smallest - max(0, above // 2)
                 continue
             except Exception:
                 if not attempt.stopped:
@@ -91,9 +97,10 @@ class CompiledStep:
             if plan.budget is None or plan.peak <= plan.budget:
                 return run
             smallest = plan if smallest is None or plan.peak < smallest.peak else smallest
+            missed = plan
             if last:
                 break
-            self.leave_more(plan.peak - plan.budget, all_of_it=turn == _ROUNDS - 1)
+            self.leave_more(plan.peak - plan.budget, all_of_it=turn >= _ROUNDS - 1)
         assert smallest is not None
         assert smallest.budget is not None
         raise too_small(smallest, self.piece.options.budget or parse_budget(smallest.budget), smallest.budget)
@@ -188,7 +195,8 @@ class _Attempt:
             if backward:
                 self.stop_if_over()
 
-        with private("inductor_now").set_choices_handler(Fusions()), generated_code(look):
+        choices = private("inductor_now").set_choices_handler(Fusions())
+        with choices, generated_code(look), written_down_where_asked():
             compiled = private("compile_fx_inner")(module, inputs, **facts)
         if not backward:
             return compiled

@@ -121,7 +121,7 @@ class PlannedOrder(scheduler_pass()):  # type: ignore[misc]
         return order
 
     def uuid(self) -> Any:
-        return "lowtide.run.order 2"
+        return "lowtide.run.order 3"
 
 
 def _place(node: Any, small: int) -> int:
