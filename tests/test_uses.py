@@ -170,6 +170,40 @@ def test_running_statistics_are_read_and_updated_as_in_eager(kind, budget):
     assert found.measured == found.predicted
 
 
+class Teacher(nn.Module):
+    """As MoCo has it: the step moves the weights of a teacher, which become other tensors."""
+
+    def __init__(self, replaces):
+        super().__init__()
+        self.replaces = replaces
+        self.into, self.out = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.teachers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3)).requires_grad_(False)
+
+    def forward(self, x):
+        goal = x
+        with torch.no_grad():
+            for layer in self.teachers:
+                moved = (layer.weight.data + self.into.weight.data) / 2
+                if self.replaces:
+                    layer.weight.data = moved
+                else:
+                    layer.weight.copy_(moved)
+                goal = layer(goal).tanh()
+        return (self.out(self.into(x).tanh()).tanh() * goal.exp()).square().mean()
+
+
+@pytest.mark.parametrize("replaces", [False])
+def test_weights_that_the_step_moves_are_read_as_in_eager_and_put_back_by_verify(replaces):
+    model = Teacher(replaces)
+    before = [parameter.clone() for parameter in model.parameters()]
+    found = lowtide.verify(model, torch.randn(128, 16), budget="min")
+    assert found.ok, found
+    assert found.plan.extra > 0
+    assert not found.unstable
+    assert found.compared["parameters"] == 3
+    assert all(map(torch.equal, model.parameters(), before))
+
+
 class LossAndLogits(nn.Module):
     """As models of transformers do: their callers differentiate the loss, and drop or keep the logits."""
 
