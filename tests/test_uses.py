@@ -192,7 +192,7 @@ class Teacher(nn.Module):
         return (self.out(self.into(x).tanh()).tanh() * goal.exp()).square().mean()
 
 
-@pytest.mark.parametrize("replaces", [False])
+@pytest.mark.parametrize("replaces", [True, False])
 def test_weights_that_the_step_moves_are_read_as_in_eager_and_put_back_by_verify(replaces):
     model = Teacher(replaces)
     before = [parameter.clone() for parameter in model.parameters()]
