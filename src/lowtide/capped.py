@@ -114,6 +114,8 @@ class Capped:
                     self.function(*args, **kwargs)  # raises the user's own error, if it is one
             raise
         self.plan = entry.plan_with(present) or self.plan
+        if entry.plan is None:
+            self.say("torch captured nothing of this step to plan: it ran plainly, without a cap")
         if len(entry.pieces) > before:
             self.say_plans(entry.pieces[before:])
         return result
