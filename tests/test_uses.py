@@ -204,6 +204,30 @@ def test_weights_that_the_step_moves_are_read_as_in_eager_and_put_back_by_verify
     assert all(map(torch.equal, model.parameters(), before))
 
 
+@torch.library.custom_op("lowtide_tests::jitter", mutates_args=())
+def jitter(x: torch.Tensor) -> torch.Tensor:
+    """Draws random numbers, and does not say so."""
+    return x + torch.randn_like(x)
+
+
+jitter.register_fake(torch.empty_like)
+jitter.register_autograd(lambda ctx, gradient: gradient)
+
+
+class Jitter(nn.Linear):
+    def forward(self, x):
+        return jitter(super().forward(x)).tanh()
+
+
+def test_operators_that_others_registered_draw_the_same_again():
+    model = nn.Sequential(*(Jitter(32, 32) for _ in range(6)))
+    found = lowtide.verify(model, torch.randn(256, 32), budget="min")
+    assert found.ok, found
+    runs = [step.op for step in found.plan.schedule.steps if isinstance(step, lowtide.Run)]
+    again = {op for op in runs if runs.count(op) > 1}
+    assert any("jitter" in found.plan.graph.op[op].target for op in again)
+
+
 class LossAndLogits(nn.Module):
     """As models of transformers do: their callers differentiate the loss, and drop or keep the logits."""
 
