@@ -79,6 +79,18 @@ def test_inputs_of_other_layouts_that_need_gradients():
     assert found.measured == found.predicted, found
 
 
+def test_inputs_and_buffers_that_are_parts_count_with_their_whole_storage():
+    linear, data = nn.Linear(8, 16), torch.randn(100, 8)
+    linear.register_buffer("window", torch.hann_window(16))  # 16 of 17 numbers
+    parts = data[:32].detach(), data[32:64].detach()  # no views to autograd
+    step = lowtide.cap(lambda x, y: (linear(x) * linear(y) * linear.window).sum(), "1MiB")
+    step(*parts).backward()
+    linear.zero_grad()
+    measured = lowtide.measure(lambda: step(*parts).backward(), device="cpu").peak
+    assert lowtide.plan_of(step).peak == measured
+    assert measured > data.nbytes
+
+
 @pytest.mark.parametrize("budget", ["100%", "min"])
 def test_dropout_in_half_precision_is_eagers(budget):
     if "ONEDNN_MAX_CPU_ISA" not in os.environ:
