@@ -168,6 +168,34 @@ def test_allowed_breaks_are_planned_by_pieces(x):
     assert any("piece" in note for note in lowtide.plan_of(model).notes)
 
 
+def hooked():
+    layer = nn.Linear(32, 32)
+    layer.register_full_backward_hook(lambda module, into, out: None)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (lambda: nn.LSTM(32, 32), r"container\.py:\d+: input = module\(input\) .*lowtide\.Recurrent"),
+        (lambda: nn.BatchNorm1d(32, momentum=None), r"batchnorm\.py:\d+: .*give it a momentum"),
+        (hooked, "a backward hook of a module"),
+    ],
+)
+def test_break_inside_a_module_of_torch_says_what_it_is(make, word, x):
+    model = lowtide.cap(nn.Sequential(nn.Linear(32, 32), make()), "60%")
+    with pytest.raises(lowtide.GraphBreak, match=word):
+        model(x)
+
+
+def test_step_of_which_nothing_is_captured_says_so(x, caplog_lowtide):
+    model = lowtide.cap(nn.Sequential(nn.Linear(32, 32), hooked()), "60%", allow_breaks=True)
+    for _ in range(2):
+        model(x).sum().backward()
+    assert lowtide.plan_of(model) is None
+    assert [said for said in caplog_lowtide if "without a cap" in said] == caplog_lowtide[:1]
+
+
 def test_frozen_model_is_refused(x):
     model = WithLoss(mlp()).requires_grad_(False)
     lowtide.cap(model, "60%")

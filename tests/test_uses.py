@@ -79,6 +79,18 @@ def test_inputs_of_other_layouts_that_need_gradients():
     assert found.measured == found.predicted, found
 
 
+def test_inputs_and_buffers_that_are_parts_count_with_their_whole_storage():
+    linear, data = nn.Linear(8, 16), torch.randn(100, 8)
+    linear.register_buffer("window", torch.hann_window(16))  # 16 of 17 numbers
+    parts = data[:32].detach(), data[32:64].detach()  # no views to autograd
+    step = lowtide.cap(lambda x, y: (linear(x) * linear(y) * linear.window).sum(), "1MiB")
+    step(*parts).backward()
+    linear.zero_grad()
+    measured = lowtide.measure(lambda: step(*parts).backward(), device="cpu").peak
+    assert lowtide.plan_of(step).peak == measured
+    assert measured > data.nbytes
+
+
 @pytest.mark.parametrize("budget", ["100%", "min"])
 def test_dropout_in_half_precision_is_eagers(budget):
     if "ONEDNN_MAX_CPU_ISA" not in os.environ:
@@ -168,6 +180,64 @@ def test_running_statistics_are_read_and_updated_as_in_eager(kind, budget):
     found = lowtide.verify(kind(), torch.randn(256, 16), budget=budget)
     assert found.ok, found
     assert found.measured == found.predicted
+
+
+class Teacher(nn.Module):
+    """As MoCo has it: the step moves the weights of a teacher, which become other tensors."""
+
+    def __init__(self, replaces):
+        super().__init__()
+        self.replaces = replaces
+        self.into, self.out = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.teachers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3)).requires_grad_(False)
+
+    def forward(self, x):
+        goal = x
+        with torch.no_grad():
+            for layer in self.teachers:
+                moved = (layer.weight.data + self.into.weight.data) / 2
+                if self.replaces:
+                    layer.weight.data = moved
+                else:
+                    layer.weight.copy_(moved)
+                goal = layer(goal).tanh()
+        return (self.out(self.into(x).tanh()).tanh() * goal.exp()).square().mean()
+
+
+@pytest.mark.parametrize("replaces", [True, False])
+def test_weights_that_the_step_moves_are_read_as_in_eager_and_put_back_by_verify(replaces):
+    model = Teacher(replaces)
+    before = [parameter.clone() for parameter in model.parameters()]
+    found = lowtide.verify(model, torch.randn(128, 16), budget="min")
+    assert found.ok, found
+    assert found.plan.extra > 0
+    assert not found.unstable
+    assert found.compared["parameters"] == 3
+    assert all(map(torch.equal, model.parameters(), before))
+
+
+@torch.library.custom_op("lowtide_tests::jitter", mutates_args=())
+def jitter(x: torch.Tensor) -> torch.Tensor:
+    """Draws random numbers, and does not say so."""
+    return x + torch.randn_like(x)
+
+
+jitter.register_fake(torch.empty_like)
+jitter.register_autograd(lambda ctx, gradient: gradient)
+
+
+class Jitter(nn.Linear):
+    def forward(self, x):
+        return jitter(super().forward(x)).tanh()
+
+
+def test_operators_that_others_registered_draw_the_same_again():
+    model = nn.Sequential(*(Jitter(32, 32) for _ in range(6)))
+    found = lowtide.verify(model, torch.randn(256, 32), budget="min")
+    assert found.ok, found
+    runs = [step.op for step in found.plan.schedule.steps if isinstance(step, lowtide.Run)]
+    again = {op for op in runs if runs.count(op) > 1}
+    assert any("jitter" in found.plan.graph.op[op].target for op in again)
 
 
 class LossAndLogits(nn.Module):

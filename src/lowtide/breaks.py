@@ -81,8 +81,9 @@ def _describe_failure(error: Any) -> str:
 
 
 def _describe_break(error: Any) -> str:
-    own = own_lines(getattr(error, "real_stack", None) or ())
-    where = f"{own[-1].filename}:{own[-1].lineno}: {own[-1].line}" if own else "an unknown line"
+    stack = list(getattr(error, "real_stack", None) or ())
+    shown = (own_lines(stack) or stack)[-1:]  # a model may be made of torch's modules alone
+    where = "".join(f"{line.filename}:{line.lineno}: {line.line}" for line in shown) or "an unknown line"
     if operator := _without_fake(error):
         return (
             f"the step is not one graph: torch cannot capture {where} ({operator} is an operator without a "
@@ -99,6 +100,10 @@ def _describe_break(error: Any) -> str:
 def _reason(error: Any) -> str:
     """Why torch stopped, where its first line is advice for its own developers, in words."""
     said = _first_line(error)
+    if "data-dependent" in said and "batchnorm.py" in str(error):
+        return "BatchNorm with momentum=None counts its batches outside of the graph; give it a momentum"
+    if "backwards hooks" in said:
+        return "a backward hook of a module; torch captures hooks of tensors and parameters, not this one"
     if "data-dependent" in said:
         return "data-dependent branching: a plan is made before the values of tensors are known"
     if "RNN, GRU, or LSTM" in said:

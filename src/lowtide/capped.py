@@ -114,6 +114,8 @@ class Capped:
                 self.raise_users_error(args, kwargs)
             raise
         self.plan = entry.plan_with(present) or self.plan
+        if entry.plan is None:
+            self.say("torch captured nothing of this step to plan: it ran plainly, without a cap")
         if len(entry.pieces) > before:
             self.say_plans(entry.pieces[before:])
         return result

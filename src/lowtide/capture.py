@@ -68,6 +68,7 @@ class Piece:
     roles: list[str] = field(default_factory=list)
     accumulating: frozenset[int] = frozenset()
     leaves: frozenset[int] = frozenset()
+    storages: list[int] = field(default_factory=list)
     constants: dict[str, Any] = field(default_factory=dict)
     trace: Trace | None = None
     lifted: Lifted | None = None
@@ -115,6 +116,7 @@ class Piece:
         self.roles = [_role(node, item) for node, item in zip(nodes, inputs, strict=True)]
         tensors = [(index, item) for index, item in enumerate(inputs) if isinstance(item, torch.Tensor)]
         leaves = [(index, item) for index, item in tensors if item.is_leaf and item.requires_grad]
+        self.storages = [_storage_bytes(item) for item in inputs]
         self.trained = [weakref.ref(item) for _, item in leaves]
         self.leaves = frozenset(index for index, _ in leaves)
         self.accumulating = frozenset(index for index, item in leaves if item.grad is not None)
@@ -157,6 +159,7 @@ class Piece:
             compiled=self.compiled,
             turned=turned,
         )
+        _take_whole_storages(self.trace.primals, self.storages)
         names = [str(node.target) for node in joint.graph.find_nodes(op="get_attr")]
         self.constants = {name: getattr(joint, name) for name in names}
         self.channels_last = turned and self.trace.device.type == "cuda"
@@ -283,6 +286,21 @@ def _role(node: fx.Node, item: Any) -> str:
     if isinstance(item, torch.nn.Parameter):
         return "parameter"
     return "buffer" if "_buffers_" in node.name else "input"
+
+
+def _storage_bytes(item: Any) -> int:
+    strided = isinstance(item, torch.Tensor) and item.layout == torch.strided
+    return item.untyped_storage().nbytes() if strided else 0
+
+
+def _take_whole_storages(primals: Sequence[fx.Node], storages: Sequence[int]) -> None:
+    """Let fake inputs be as large as what they look at: torch traces some parts as if they were the whole."""
+    tokens = len(primals) - len(storages)
+    if tokens < 0:  # torch merged inputs that look at the same storage
+        return
+    for primal, size in zip(primals[tokens:], storages, strict=True):
+        if _storage_bytes(primal.meta["val"]) < size:
+            primal.meta["val"].untyped_storage().resize_(size)
 
 
 def _with_tangents_that_come(graph: Graph, trace: Trace) -> Graph:

@@ -175,9 +175,9 @@ class _Lifting:
             return "random"
         if node.target in UPDATES_STATISTICS and node in self.feeding_outputs:
             return "pure"  # its first run, in the forward, is the one that updates them
-        if is_turned(node):
+        if is_turned(node) or has_effect(node):
             return "pinned"
-        return "pinned" if has_effect(node) else "pure"
+        return "random" if is_foreign(node) else "pure"
 
     def touches_mutated(self, node: fx.Node) -> bool:
         if node not in self.value_of:
@@ -226,6 +226,13 @@ def draws(node: fx.Node) -> bool:
             value = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", 0.0)
             return bool(value != 0.0)
     return True
+
+
+def is_foreign(node: fx.Node) -> bool:
+    """Whether torch cannot know what an op draws: one that somebody else registered, or one with a body."""
+    if isinstance(node.target, private("OpOverload")):
+        return node.target.namespace not in ("aten", "prims", "lowtide")
+    return isinstance(node.target, private("Operator"))
 
 
 _PART = re.compile(r"\.(\w+)|\[['\"]?([^'\"\]]+)['\"]?\]")

@@ -108,14 +108,14 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
         storage = self.storage(tensor)
         if storage is not None and storage._cdata not in self.known:
             self.given += self.size(tensor)
-            self.remember(storage, made=False)
+            self.remember(storage)
 
     def make(self, tensor: torch.Tensor) -> None:
         """Count a storage that an operator returned."""
         storage = self.storage(tensor)
         if storage is not None and storage._cdata not in self.known:
             self.made += self.size(tensor)
-            self.remember(storage, made=True)
+            self.remember(storage)
 
     def storage(self, tensor: Any) -> torch.UntypedStorage | None:
         """The storage of a tensor, where it counts here."""
@@ -127,10 +127,10 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
         """The bytes that the storage of a tensor takes on the device."""
         return rounded(tensor.untyped_storage().nbytes(), self.device)
 
-    def remember(self, storage: torch.UntypedStorage, *, made: bool) -> None:
+    def remember(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, rounded(storage.nbytes(), self.device)
         self.known[key] = size
-        weakref.finalize(storage, self.forget, key, size if made else 0)
+        weakref.finalize(storage, self.forget, key, size)
 
     def forget(self, key: int, size: int) -> None:
         self.known.pop(key, None)

@@ -26,6 +26,9 @@ __all__ = [
 
 aten = torch.ops.aten
 
+_CHANGES_INPUTS = (aten.copy_.default, aten.set_.source_Tensor)
+"""What AOTAutograd leaves of them in a graph: a write, and `tensor.data = other`."""
+
 
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     """The (fake) tensors that a node stands for."""
@@ -63,8 +66,8 @@ def feeding(graph: fx.Graph, results: Iterable[Any]) -> set[fx.Node]:
 
 
 def is_mutation(node: fx.Node) -> bool:
-    """Whether a node writes into an input: AOTAutograd leaves only `copy_` in the graph."""
-    return node.op == "call_function" and node.target is aten.copy_.default
+    """Whether a node changes an input."""
+    return node.op == "call_function" and node.target in _CHANGES_INPUTS
 
 
 def has_effect(node: fx.Node) -> bool:
@@ -84,5 +87,5 @@ def is_item(node: fx.Node) -> bool:
 
 
 def mutations(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes that write into inputs."""
-    return graph.find_nodes(op="call_function", target=aten.copy_.default)
+    """The nodes that change inputs."""
+    return [node for node in graph.nodes if is_mutation(node)]

@@ -29,6 +29,7 @@ class Trial:
             for at, module in modules
             for path, owner, name, tensor in _buffers(module)
         ]
+        self.kept_parameters = {n: p.detach().to("cpu", copy=True) for n, p in self.parameters.items()}
         self.kept_buffers = [tensor.detach().clone() for _, _, _, tensor in self.buffers]
         self.kept_gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
         self.random = _random_state()
@@ -37,9 +38,16 @@ class Trial:
         with torch.no_grad():
             for (_, owner, name, tensor), kept in zip(self.buffers, self.kept_buffers, strict=True):
                 owner._buffers[name] = tensor.copy_(kept)
+        for name in self.changed():
+            self.parameters[name].data.copy_(self.kept_parameters[name])
         for name, parameter in self.parameters.items():
             parameter.grad = self.kept_gradients[name]
         _set_random_state(self.random)
+
+    def changed(self) -> list[str]:
+        """The parameters that are not as they were: a step may write to those of a teacher."""
+        kept = self.kept_parameters
+        return [name for name, p in self.parameters.items() if not torch.equal(p.detach().cpu(), kept[name])]
 
     def run(self, model: Any) -> tuple[dict[str, Any], Measurement]:
         """One step from the kept state: what came out, and what it took."""
@@ -81,6 +89,8 @@ class Trial:
             found[f"outputs {index}"] = _bits(tensor)
         for name, parameter in self.parameters.items():
             found[f"gradients {name}"] = _bits(parameter.grad)
+        for name in self.changed():
+            found[f"parameters {name}"] = _bits(self.parameters[name])
         for index, tensor in enumerate(_tensors((batch, kwargs))):
             if tensor.requires_grad:
                 found[f"gradients of input {index}"] = _bits(tensor.grad)

@@ -1,7 +1,8 @@
 """Proof on the user's own model: the step with and without a cap, compared bit by bit.
 
 Both runs start from the same parameters, buffers, batch and random state; outputs, every gradient, every
-buffer and the random state afterwards are compared as bits, and the measured peak with the predicted one. A
+buffer, parameters that the step itself writes to and the random state afterwards are compared as bits, and
+the measured peak with the predicted one. A
 compiled step rounds differently from plain PyTorch, and draws other random numbers: it is compared with the
 same executor keeping everything, to half of the digits of each dtype. Where the plan chose which layers keep
 a sketch, the others keep none in the runs to compare with. Where it keeps some rows of an input, weight
