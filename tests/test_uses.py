@@ -409,3 +409,9 @@ def test_only_one_line_is_drawn_at_a_time(monkeypatch, capfd):
     assert "outer" in said
     assert "inner" not in said
     assert "planning" not in said
+
+
+def test_the_number_that_a_loss_outside_of_the_model_is_counts():
+    model = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(64, 64), nn.GELU())))
+    found = lowtide.verify(model, torch.randn(256, 64), budget="min", loss=torch.mean)
+    assert found.ok, found

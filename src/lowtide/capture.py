@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from ._torch import eager_kernels, frees_tangents, private
+from .allocator import rounded
 from .budget import booked, device_blocks, device_memory, plan_graph, resolve
 from .cost import price
 from .devices import find_device
@@ -43,6 +44,9 @@ from .trace import Trace, make_trace
 
 __all__ = ["Captured", "Piece", "capturing"]
 
+
+_NUMBER = 4
+"""Bytes of a loss in single precision."""
 
 capturing = threading.RLock()
 """Held while a step is captured: one capture at a time in the process."""
@@ -193,9 +197,12 @@ class Piece:
         if present and device.type == "cuda":
             _warm_up(device)
         bands = fixed_bands(lifted.graph, device, self.options.optimizer, present=present)
+        outside = self.outside(lifted.graph)
+        if outside and isinstance(self.options.outside, str):
+            bands["loss"] = 2 * rounded(_NUMBER, device)  # itself and its gradient, until the backward ends
         if self.compiled and self.accumulating and device.type == "cpu":
             bands["present gradients"] = sum(self.present_gradients())
-        return replace(lifted, graph=lifted.graph.replace(fixed=bands, boundary=self.outside(lifted.graph)))
+        return replace(lifted, graph=lifted.graph.replace(fixed=bands, boundary=outside))
 
     def present_gradients(self) -> Iterator[int]:
         """The bytes of gradients that autograd will add to: a compiled step adds nothing itself."""
