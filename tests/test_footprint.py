@@ -15,7 +15,10 @@ from lowtide._torch import private
 from lowtide.graph import Graph, Op
 from lowtide.measure import generated_code_tells, live_storages
 from lowtide.run import peak
-from lowtide.run.footprint import Handed, Moment, UnreadableSourceError, footprint
+from lowtide.run.footprint import footprint
+from lowtide.run.ledger import Handed
+from lowtide.run.moment import Moment
+from lowtide.run.reader import UnreadableSourceError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),

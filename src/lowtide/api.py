@@ -128,7 +128,7 @@ def plan_of(model: Callable[..., Any]) -> Plan | None:
     None
     >>> model(torch.ones(2, 4)).sum().backward()
     >>> lowtide.plan_of(model).peak
-    256
+    264
     """
     capped = _capped(model)
     if capped is None:
@@ -154,7 +154,7 @@ def plan(
     >>> import lowtide, torch
     >>> model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
     >>> lowtide.plan(model, torch.empty(512, 64)).peak
-    1705984
+    1705992
     >>> lowtide.plan(model, torch.empty(512, 64), budget="1MiB").peak <= 2**20
     True
     """

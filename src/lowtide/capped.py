@@ -70,9 +70,8 @@ class Entry:
 
     def gradients(self) -> int:
         """Bytes of gradients that are there now and that the plan does not count."""
-        refs = [ref for piece in self.ran if not piece.accumulating for ref in piece.trained]
-        grads = [p.grad for ref in refs if (p := ref()) is not None and p.grad is not None]
-        return sum(grad.numel() * grad.element_size() for grad in grads)
+        uncounted = (piece.given for piece in self.ran if not piece.given.accumulating)
+        return sum(size for given in uncounted for size in given.present_gradients())
 
 
 class Capped:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,8 +22,9 @@ from .allocator import rounded
 from .budget import booked, device_blocks, device_memory, plan_graph, resolve
 from .cost import price
 from .devices import find_device
-from .errors import CaptureError, NothingToTrain, PlanMismatch
+from .errors import NothingToTrain, PlanMismatch
 from .fuse import fuse
+from .given import Given
 from .graph import Graph, Value
 from .lift import Lifted, lift
 from .lower import Pair, lower
@@ -68,11 +68,7 @@ class Piece:
     target: str | None = None
     only_plan: bool = False
     plan: Plan | None = None
-    trained: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
-    roles: list[str] = field(default_factory=list)
-    accumulating: frozenset[int] = frozenset()
-    leaves: frozenset[int] = frozenset()
-    storages: list[int] = field(default_factory=list)
+    given: Given = field(default_factory=Given)
     constants: dict[str, Any] = field(default_factory=dict)
     trace: Trace | None = None
     lifted: Lifted | None = None
@@ -85,7 +81,7 @@ class Piece:
         """The function that runs this piece; it takes and gives what the module does."""
         if not torch.is_grad_enabled():
             return module.forward
-        self.look_at(module, inputs)
+        self.given = Given.of(module, inputs)
         if self.compiled:
             from .run.inductor import CompiledStep
 
@@ -102,28 +98,6 @@ class Piece:
             )
         self.trace = None
         return _with_missing_gradients_left_out(run)
-
-    def look_at(self, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
-        """What the inputs are, and which of them have gradients already."""
-        nodes = module.graph.find_nodes(op="placeholder")
-        if any(isinstance(item, torch.SymInt) for item in inputs):
-            raise CaptureError(
-                "a plan is made for fixed shapes, but torch.compile traced this step with symbolic ones; "
-                "compile with dynamic=False, or use lowtide.cap, which keeps a plan per shape"
-            )
-        if any(isinstance(item, torch.Tensor) and item.is_meta for item in inputs):
-            raise CaptureError(
-                "the step has tensors on the meta device, where some operators have no derivative: its trace "
-                "would lack part of the backward. lowtide.plan takes a module on the meta device and its "
-                "batch; a function, or a step that runs, needs tensors on a device"
-            )
-        self.roles = [_role(node, item) for node, item in zip(nodes, inputs, strict=True)]
-        tensors = [(index, item) for index, item in enumerate(inputs) if isinstance(item, torch.Tensor)]
-        leaves = [(index, item) for index, item in tensors if item.is_leaf and item.requires_grad]
-        self.storages = [_storage_bytes(item) for item in inputs]
-        self.trained = [weakref.ref(item) for _, item in leaves]
-        self.leaves = frozenset(index for index, _ in leaves)
-        self.accumulating = frozenset(index for index, item in leaves if item.grad is not None)
 
     def partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
@@ -156,14 +130,14 @@ class Piece:
         self.trace = make_trace(
             joint,
             forward_outputs=forward_outputs,
-            roles=self.roles,
+            roles=self.given.roles,
             differentiate=self.differentiate,
-            accumulating=self.accumulating,
-            leaves=self.leaves,
+            accumulating=self.given.accumulating,
+            leaves=self.given.leaves,
             compiled=self.compiled,
             turned=turned,
         )
-        _take_whole_storages(self.trace.primals, self.storages)
+        self.given.widen(self.trace.primals)
         names = [str(node.target) for node in joint.graph.find_nodes(op="get_attr")]
         self.constants = {name: getattr(joint, name) for name in names}
         self.channels_last = turned and self.trace.device.type == "cuda"
@@ -200,16 +174,9 @@ class Piece:
         outside = self.outside(lifted.graph)
         if outside and isinstance(self.options.outside, str):
             bands["loss"] = 2 * rounded(_NUMBER, device)  # itself and its gradient, until the backward ends
-        if self.compiled and self.accumulating and device.type == "cpu":
-            bands["present gradients"] = sum(self.present_gradients())
+        if self.compiled and self.given.accumulating and device.type == "cpu":
+            bands["present gradients"] = sum(self.given.present_gradients())  # autograd adds to them
         return replace(lifted, graph=lifted.graph.replace(fixed=bands, boundary=outside))
-
-    def present_gradients(self) -> Iterator[int]:
-        """The bytes of gradients that autograd will add to: a compiled step adds nothing itself."""
-        for ref in self.trained:
-            gradient = getattr(ref(), "grad", None)
-            if gradient is not None:
-                yield gradient.untyped_storage().nbytes()
 
     def outside(self, graph: Graph) -> int:
         """Bytes for a loss outside of the step: as asked, or what cross-entropy over the outputs needs."""
@@ -287,27 +254,6 @@ class Piece:
                 "backward to plan. Is every parameter frozen, or the result detached? "
                 "Call it under torch.no_grad() or in eval mode to run it plainly."
             )
-
-
-def _role(node: fx.Node, item: Any) -> str:
-    if isinstance(item, torch.nn.Parameter):
-        return "parameter"
-    return "buffer" if "_buffers_" in node.name else "input"
-
-
-def _storage_bytes(item: Any) -> int:
-    strided = isinstance(item, torch.Tensor) and item.layout == torch.strided
-    return item.untyped_storage().nbytes() if strided else 0
-
-
-def _take_whole_storages(primals: Sequence[fx.Node], storages: Sequence[int]) -> None:
-    """Let fake inputs be as large as what they look at: torch traces some parts as if they were the whole."""
-    tokens = len(primals) - len(storages)
-    if tokens < 0:  # torch merged inputs that look at the same storage
-        return
-    for primal, size in zip(primals[tokens:], storages, strict=True):
-        if _storage_bytes(primal.meta["val"]) < size:
-            primal.meta["val"].untyped_storage().resize_(size)
 
 
 def _with_tangents_that_come(graph: Graph, trace: Trace) -> Graph:

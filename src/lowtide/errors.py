@@ -50,7 +50,7 @@ class BudgetTooSmall(BudgetError):
     ...     lowtide.plan(torch.nn.Linear(64, 64), torch.ones(100, 64), budget="1KiB")
     ... except lowtide.BudgetTooSmall as error:
     ...     print(error.smallest, error.parts["parameters"])
-    144640 16640
+    144648 16640
     """
 
     def __init__(

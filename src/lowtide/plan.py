@@ -57,7 +57,7 @@ class Plan:
     >>> model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
     >>> plan = lowtide.plan(model, torch.empty(512, 64), budget="1MiB")
     >>> plan.uncapped.peak, plan.peak <= plan.budget, plan.method
-    (1705984, True, 'auto')
+    (1705992, True, 'auto')
     """
 
     graph: Graph

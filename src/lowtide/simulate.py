@@ -47,7 +47,7 @@ class Timeline:
     >>> import lowtide, torch
     >>> timeline = lowtide.plan(torch.nn.Linear(4, 4), torch.ones(2, 4)).timeline
     >>> timeline.peak, timeline.resident[timeline.peak_step], timeline.again
-    (256, 256, 0.0)
+    (264, 264, 0.0)
     """
 
     resident: tuple[int, ...]

@@ -25,9 +25,9 @@ from ..say import log
 from ..shortfall import too_small
 from ..units import format_bytes, parse_budget
 from .backward import CompiledBackward
-from .footprint import UnreadableSourceError
 from .order import Fusions, PlannedOrder
 from .peak import step_peak
+from .reader import UnreadableSourceError
 
 if TYPE_CHECKING:
     from ..capture import Piece

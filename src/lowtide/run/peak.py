@@ -18,7 +18,9 @@ from ..cost import Workspaces, is_convolution
 from ..fusion import type_of
 from ..lift import Lifted
 from ..nodes import tensors_of
-from .footprint import Footprint, Handed, Moment, footprint
+from .footprint import Footprint, footprint
+from .ledger import Handed
+from .moment import Moment, shapes_of
 
 __all__ = ["step_peak"]
 
@@ -98,7 +100,7 @@ class _Workspace:
         self.weigh = Workspaces(device) if measured else None
         for op in lifted.graph.ops:
             node = lifted.node_of[op.name]
-            key = (type_of(node).rpartition(".")[2], _shapes(tensors_of(node)))
+            key = (type_of(node).rpartition(".")[2], shapes_of(tensors_of(node)))
             self.known[key] = max(self.known.get(key, 0), op.workspace)
             if is_convolution(node):
                 self.convolutions.setdefault(key, []).append(node)
@@ -114,8 +116,4 @@ class _Workspace:
 
 def _image_and_weight(node: fx.Node) -> Shapes:
     """The shapes of the first two tensors that a convolution reads; the text may add its bias elsewhere."""
-    return tuple(_shapes(tensors_of(part))[0] for part in node.all_input_nodes[:2])
-
-
-def _shapes(tensors: Iterable[torch.Tensor]) -> Shapes:
-    return tuple(tuple(tensor.shape) for tensor in tensors)
+    return tuple(shapes_of(tensors_of(part))[0] for part in node.all_input_nodes[:2])
