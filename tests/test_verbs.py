@@ -112,6 +112,7 @@ def test_other_verbs_take_a_step(shell: Shell, verb: tuple[str, ...]) -> None:
     ("words", "said"),
     [
         (("net.py",), "net.py is a file: name its function, as in net.py:make_step"),
+        (("net.py:",), "net.py is a file: name its function, as in net.py:make_step"),
         (("net.py:needs",), "needs() needs an argument: give it a default, as in def needs(batch_size=8)"),
         (("net.py:without", "--batch-size", "3"), "without() takes no batch size. Let it take one"),
         (

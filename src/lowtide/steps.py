@@ -46,14 +46,14 @@ def names_a_step(source: str) -> bool:
     """Whether a source is `FILE.py:FUNCTION` or `MODULE:FUNCTION`, not a graph file."""
     place, _, name = source.rpartition(":")
     is_file = source == "-" or source.endswith(".json") or Path(source).exists()
-    return source.endswith(".py") or (bool(place) and name.isidentifier() and not is_file)
+    return source.rstrip(":").endswith(".py") or (bool(place) and name.isidentifier() and not is_file)
 
 
 @contextmanager
 def found_step(named: str) -> Iterator[Callable[..., Any]]:
     """The function of that name; while it is used, imports find what lies beside its file."""
-    if named.endswith(".py"):
-        raise LowtideError(f"{named} is a file: name its function, {_suggested(named)}")
+    if (file := named.rstrip(":")).endswith(".py"):
+        raise LowtideError(f"{file} is a file: name its function, {_suggested(file)}")
     source, _, name = named.rpartition(":")
     if not source or not name:
         raise LowtideError(f"{named!r} is not of the form MODULE:FUNCTION or FILE.py:FUNCTION")
