@@ -11,7 +11,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -151,7 +151,19 @@ def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 
 
 @contextmanager
-def capture_settings() -> Iterator[None]:
+def attributes(owner: Any, **values: Any) -> Iterator[None]:
+    """Set attributes of a class, a module or a configuration for a while."""
+    before = {name: getattr(owner, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+def capture_settings() -> AbstractContextManager[None]:
     """How torch.compile's front end looks at a step while it is called (names seen in 2.11-2.13).
 
     Hooks on modules are watched, so that one added later is not missed; a step that reads changing Python
@@ -159,19 +171,12 @@ def capture_settings() -> Iterator[None]:
     Not by `config.patch`, which leaves a context variable behind for good, here at every step.
     """
     config = private("dynamo_config")
-    wanted = {
-        "skip_nnmodule_hook_guards": False,
-        "recompile_limit": 64,
-        "ignore_logging_functions": config.ignore_logging_functions or _log_functions(),
-    }
-    before = {name: getattr(config, name) for name in wanted}
-    try:
-        for name, value in wanted.items():
-            setattr(config, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(config, name, value)
+    return attributes(
+        config,
+        skip_nnmodule_hook_guards=False,
+        recompile_limit=64,
+        ignore_logging_functions=config.ignore_logging_functions or _log_functions(),
+    )
 
 
 _LOG_NAMES = ("debug", "info", "warn", "warning", "error", "exception", "critical", "fatal", "log")
@@ -233,8 +238,7 @@ def frees_tangents() -> bool:
     return hasattr(torch.autograd.Function, "boxed_grads_call")
 
 
-@contextmanager
-def generated_code(look: Callable[[str], None]) -> Iterator[None]:
+def generated_code(look: Callable[[str], None]) -> AbstractContextManager[None]:
     """Show the text of each graph that Inductor compiles, or has in its cache, before its kernels are loaded.
 
     By `GraphLowering.save_output_code`, seen in 2.11-2.13.
@@ -247,15 +251,10 @@ def generated_code(look: Callable[[str], None]) -> Iterator[None]:
             before(text)
         look(text)
 
-    lowering.save_output_code = staticmethod(save)
-    try:
-        yield
-    finally:
-        lowering.save_output_code = before
+    return attributes(lowering, save_output_code=staticmethod(save))
 
 
-@contextmanager
-def written_down_where_asked() -> Iterator[None]:
+def written_down_where_asked() -> AbstractContextManager[None]:
     """Let Inductor write down no value on the CPU just because two nodes read it: the plan says which.
 
     It does so with exponentials, and with what is made of more than four values. A GPU's kernel keeps such a
@@ -270,11 +269,7 @@ def written_down_where_asked() -> Iterator[None]:
         on_cpu = device is not None and device.type == "cpu"
         return not on_cpu and bool(before(value, *args, **facts))
 
-    box.should_realize_on_reuse = should_realize
-    try:
-        yield
-    finally:
-        box.should_realize_on_reuse = before
+    return attributes(box, should_realize_on_reuse=should_realize)
 
 
 def generated_modules() -> list[Any]:

@@ -77,7 +77,7 @@ def booked(plan: Plan, free: Sequence[int] | None) -> Plan:
     Where steps start from depends on what else runs, such as `torch.cuda.empty_cache` between them: the worse
     of the blocks that are free now and of none.
     """
-    starts = [] if free is None else [free, ()]
+    starts = set() if free is None else {tuple(free), ()}
     excess = max((booked_excess(plan.graph, plan.schedule, start) for start in starts), default=0)
     if not excess:
         return plan

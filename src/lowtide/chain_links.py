@@ -17,8 +17,9 @@ from torch import nn
 from .chain_measure import measure_link
 from .chain_profile import Link
 from .errors import LowtideError
+from .measure import storage_key
 
-__all__ = ["find_links", "measure_links", "name_layer", "storage_key"]
+__all__ = ["find_links", "measure_links", "name_layer"]
 
 
 def find_links(layers: Sequence[nn.Module], sample: torch.Tensor) -> list[Link]:
@@ -97,11 +98,6 @@ def _fresh_gradients(layers: Sequence[nn.Module], later: Sequence[nn.Module]) ->
 def name_layer(layers: Sequence[nn.Module], index: int) -> str:
     """A layer as its user knows it."""
     return f"layer {index} ({type(layers[index]).__name__})"
-
-
-def storage_key(tensor: torch.Tensor) -> int:
-    """What tells storages that are alive apart."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _random_state(device: torch.device) -> list[torch.Tensor]:

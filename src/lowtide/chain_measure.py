@@ -19,7 +19,7 @@ from torch import nn
 
 from .allocator import rounded
 from .chain_profile import Link
-from .measure import live_storages
+from .measure import live_storages, storage_key
 from .trial import _MadeUpLoss
 
 __all__ = ["measure_link", "run_layers", "storage_bytes"]
@@ -110,7 +110,7 @@ class _Saving:
         start = _start(given, leaf, self.how.free)
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             output = run_layers(layers, start, again=self.how.copies)
-        ends = (start.untyped_storage()._cdata, output.untyped_storage()._cdata)
+        ends = (storage_key(start), storage_key(output))
         del start
         forward = self.meter.peak
         end = _MadeUpLoss.apply(output)
@@ -121,7 +121,7 @@ class _Saving:
         return ends, forward
 
     def pack(self, tensor: torch.Tensor) -> Any:
-        self.saved[tensor.untyped_storage()._cdata] = storage_bytes(tensor)
+        self.saved[storage_key(tensor)] = storage_bytes(tensor)
         self.until_saved = max(self.meter.peak, 1)
         if not self.how.again:
             return tensor.detach()

@@ -20,10 +20,11 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .chain_links import find_links, measure_links, name_layer, storage_key
+from .chain_links import find_links, measure_links, name_layer
 from .chain_measure import run_layers, storage_bytes
 from .chain_profile import ChainLaw, Link
 from .errors import BudgetTooSmall, LowtideError, NothingToTrain
+from .measure import storage_key
 from .solve.chain.search import long_end, quadratic, swept_peak, walk
 from .trial import Trial
 from .units import Budget, format_bytes, parse_budget

@@ -94,18 +94,17 @@ def _measured(lifted: Lifted, device: torch.device, *, channels_last: bool) -> L
     known = PriceList.load(device)
     found: dict[str, Price] = {}
     guessed = 0
-    with _untouched(device):
-        speed = _bandwidth(known, device) if lifted.traffic else 1.0
-        for op in lifted.graph.ops:
-            node = lifted.node_of[op.name]
-            if op.name in lifted.traffic:
-                found[op.name] = Price(lifted.traffic[op.name] / speed, 0, None)
-                continue
-            cost = _price(known, node, device, channels_last=channels_last and is_convolution(node))
-            if cost.seconds is None:
-                guessed += not is_accumulation(node)
-                cost = Price(roofline_seconds(node, find_device(describe_known(device))), 0, None)
-            found[op.name] = cost
+    speed = _bandwidth(known, device) if lifted.traffic else 1.0
+    for op in lifted.graph.ops:
+        node = lifted.node_of[op.name]
+        if op.name in lifted.traffic:
+            found[op.name] = Price(lifted.traffic[op.name] / speed, 0, None)
+            continue
+        cost = _price(known, node, device, channels_last=channels_last and is_convolution(node))
+        if cost.seconds is None:
+            guessed += not is_accumulation(node)
+            cost = Price(roofline_seconds(node, find_device(describe_known(device))), 0, None)
+        found[op.name] = cost
     known.save()
     where = f"measured on {describe(device)}" + (f", {guessed} ops by roofline" if guessed else "")
     return replace(lifted, graph=_apply(lifted, found, device).replace(prices=where))
@@ -119,8 +118,7 @@ class Workspaces:
 
     def __call__(self, node: fx.Node, *, channels_last: bool) -> int:
         """The bytes that a convolution takes."""
-        with _untouched(self.device):
-            found = _price(self.known, node, self.device, channels_last=channels_last)
+        found = _price(self.known, node, self.device, channels_last=channels_last)
         self.known.save()
         return found.workspace
 
@@ -136,7 +134,8 @@ def _price(known: PriceList, node: fx.Node, device: torch.device, *, channels_la
     key = signature(node) + (" channels last" if channels_last else "")
     if key not in known:
         try:
-            known[key] = _try_op(node, device, channels_last=channels_last)
+            with _untouched(device):
+                known[key] = _try_op(node, device, channels_last=channels_last)
         except torch.OutOfMemoryError:
             return Price(None, 0, None)
     return known[key]
@@ -147,8 +146,9 @@ def _bandwidth(known: PriceList, device: torch.device) -> float:
     size = 2**28 if device.type == "cuda" else 2**25  # more than a cache holds
     key = f"a copy of {size} bytes"
     if key not in known:
-        source = torch.zeros(size, dtype=torch.uint8, device=device)
-        known[key] = _clock_for(device)(source.clone, device)
+        with _untouched(device):
+            source = torch.zeros(size, dtype=torch.uint8, device=device)
+            known[key] = _clock_for(device)(source.clone, device)
     return 2 * size / (known[key].seconds or 1.0)
 
 

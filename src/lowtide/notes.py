@@ -27,8 +27,7 @@ def notes_on(
             f"the model returns {format_bytes(size)} beside its loss, which count as held until the backward "
             "ends; cap a function that returns the loss alone, and the plan can use them"
         )
-    set_aside = isinstance(options.outside, str) and not options.allow_breaks
-    if set_aside and any(node.meta["val"].numel() > 1 for node in trace.expected):
+    if "loss" in graph.fixed:
         yield (
             "the loss is computed outside of the captured step: the prediction sets bytes aside for it "
             "but does not know it (put it inside, or name its bytes with outside=)"

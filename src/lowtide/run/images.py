@@ -7,14 +7,11 @@ otherwise; the backward would begin with a transposed gradient, which the first 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import fx
 from torch.backends import mkldnn
 
-from .._torch import private
+from .._torch import attributes, private
 from ..devices import Device
 from ..fusion import fusing, type_of
 from .in_memory import image_in_memory, in_memory
@@ -29,18 +26,9 @@ def turns_layouts(module: fx.GraphModule, target: Device | None = None) -> bool:
 
     On a CPU its library always likes them so; that says nothing of another device to plan for.
     """
-    with _as_if_on(target):
+    here = target is None or target.type == "cpu"
+    with attributes(mkldnn, enabled=mkldnn.enabled and here):
         return bool(private("decide_layout")(module, is_inference=False))
-
-
-@contextmanager
-def _as_if_on(target: Device | None) -> Iterator[None]:
-    enabled = mkldnn.enabled
-    mkldnn.enabled = enabled and (target is None or target.type == "cpu")  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        mkldnn.enabled = enabled
 
 
 def hand_over_channels_last(forward: fx.GraphModule, outputs: int) -> None:

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from ..measure import storage_key
 from ..solve.sequence.actions import Action
 from .chunk import Chunk
 from .closed import Closed, graph_number
@@ -27,7 +28,7 @@ from .purity import Purity
 from .reachable import modes_of, reachable
 from .record import Record
 from .sequence import Piece, Sequence, differentiable, kind_of
-from .sizes import Known, Sizes, Weighing, storage_of
+from .sizes import Known, Sizes, Weighing
 from .surroundings import RandomState, Surroundings, devices_of
 
 __all__ = ["FirstRun", "run_first"]
@@ -158,15 +159,15 @@ def _moved(record: Record) -> int:
     stays where it is, or is a view of what was there, remains the start's.
     """
     after = record.ends[: len(record.carry)]
-    shares = Counter(storage_of(leaf) for leaf in record.carry if isinstance(leaf, torch.Tensor))
+    shares = Counter(storage_key(leaf) for leaf in record.carry if isinstance(leaf, torch.Tensor))
 
     def stays(old: torch.Tensor, new: torch.Tensor) -> bool:
-        return new is old or (storage_of(new) == storage_of(old) and shares[storage_of(old)] == 1)
+        return new is old or (storage_key(new) == storage_key(old) and shares[storage_key(old)] == 1)
 
     found = {
         id(new): new.numel() * new.itemsize
         for old, new in zip(record.carry, after, strict=True)
-        if isinstance(new, torch.Tensor) and storage_of(new) in shares and not stays(old, new)
+        if isinstance(new, torch.Tensor) and storage_key(new) in shares and not stays(old, new)
     }
     return sum(found.values())
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from ..measure import generated_code_tells, live_storages
+from ..measure import generated_code_tells, live_storages, storage_key
 
-__all__ = ["Known", "Sizes", "Weighing", "storage_of"]
+__all__ = ["Known", "Sizes", "Weighing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,6 @@ class Weighing:
 
     def bytes_of(self, leaves: Iterable[Any], besides: Iterable[Any]) -> int:
         """The bytes of the storages of some leaves that are not among those of others."""
-        others = {storage_of(leaf) for leaf in besides if isinstance(leaf, torch.Tensor)}
-        mine = {storage_of(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        others = {storage_key(leaf) for leaf in besides if isinstance(leaf, torch.Tensor)}
+        mine = {storage_key(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
         return sum(self.tracker.size(leaf) for key, leaf in mine.items() if key not in others)
-
-
-def storage_of(leaf: torch.Tensor) -> int:
-    """The memory of a leaf, by a number."""
-    return int(leaf.untyped_storage()._cdata)

@@ -126,9 +126,9 @@ def _call(
     seen = x, g
     if real is not None:
         hidden = float(g[~real].double().square().sum() / g.double().square().sum().clamp(min=1e-300))
-        zeroed = x.masked_fill(~real[:, None], 0), g.masked_fill(~real[:, None], 0)
-        x, g = x[real], g[real]
-        seen = (x, g) if choice.made.leaves_out else zeroed
+        kept = x[real], g[real]
+        seen = kept if choice.made.leaves_out else (_zeroed(x, real), _zeroed(g, real))
+        x, g = kept
     return Call(
         name=name,
         choice=choice,
@@ -142,3 +142,8 @@ def _call(
         law=choice.made.variance_law(*seen),
         hidden=hidden,
     )
+
+
+def _zeroed(t: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """The rows, with zeros for those that are not real."""
+    return t.masked_fill(~real[:, None], 0)
