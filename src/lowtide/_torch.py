@@ -33,6 +33,9 @@ NAMES: dict[str, tuple[str, str]] = {
     "push_mode": ("torch.utils._python_dispatch:_push_mode", "2.11-2.13"),
     "pop_mode": ("torch.utils._python_dispatch:_pop_mode", "2.11-2.13"),
     "without_autocast": ("torch._C:_DisableAutocast", "2.11-2.13"),
+    "enter_autocast": ("torch.amp.autocast_mode:_enter_autocast", "2.11-2.13"),
+    "exit_autocast": ("torch.amp.autocast_mode:_exit_autocast", "2.11-2.13"),
+    "has_kernel": ("torch._C:_dispatch_has_kernel_for_dispatch_key", "2.11-2.13"),
     "call_module": ("torch.nn.modules.module:Module._call_impl", "2.11-2.13"),
     "Operator": ("torch._ops:OperatorBase", "2.11-2.13"),
     "OpOverload": ("torch._ops:OpOverload", "2.11-2.13"),
@@ -142,6 +145,27 @@ def met_in_capture(error: Exception) -> bool:
     It marks those, of whatever class (`innermost_user_frame_summary`, seen in 2.11-2.13).
     """
     return hasattr(error, "innermost_user_frame_summary")
+
+
+def autocast_knows(operator: str, kind: str) -> bool:
+    """Whether autocast has a rule for an operator on a kind of device: what it calls is then not cast."""
+    try:
+        return bool(private("has_kernel")(f"aten::{operator}", f"Autocast{kind.upper()}"))
+    except RuntimeError:  # there is no operator of that name
+        return False
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd knows a tensor as a view of another one (`_is_view`, seen in 2.11-2.13)."""
+    return tensor._is_view()
+
+
+def first_run_unwatched() -> AbstractContextManager[None]:
+    """Let AOTAutograd put no dispatch mode on in a first run: calls of kernels are not cast there.
+
+    By it torch checks what custom operators alias (`check_custom_op_aliasing`, seen in 2.11-2.13).
+    """
+    return attributes(private("functorch_config"), check_custom_op_aliasing=False)
 
 
 def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:

@@ -16,6 +16,7 @@ from torch import fx
 
 from .capture import Piece
 from .errors import LowtideError
+from .in_flight import Caller
 from .options import Options
 from .say import say_plan
 
@@ -38,15 +39,30 @@ def lowtide(
     made = Options.make(chosen.pop("budget"), **chosen)
     if any(isinstance(item, torch.SymInt) for item in inputs) or _floats(module):
         return _PerShape(module, made)
-    return _compile(module, inputs, made)
+    return _PerAutocast(module, inputs, made)
 
 
-def _compile(module: torch.fx.GraphModule, inputs: Any, options: Options) -> Callable[..., Any]:
-    piece = Piece(options)
-    run = piece.compile(module, inputs)
-    if piece.plan is not None:
-        say_plan(piece.plan)
-    return run
+class _PerAutocast:
+    """A module of fixed shapes: compiled for each state of autocast that its backward comes in."""
+
+    def __init__(self, module: torch.fx.GraphModule, inputs: Any, options: Options) -> None:
+        self.module = module
+        self.options = options
+        self.caller = Caller("this compiled step")
+        self.compiled = {self.caller.autocast: self.compile(inputs)}
+
+    def __call__(self, *args: Any) -> Any:
+        state = self.caller.autocast
+        if state not in self.compiled:
+            self.compiled[state] = self.compile(args)
+        return self.compiled[state](*args)
+
+    def compile(self, inputs: Any) -> Callable[..., Any]:
+        piece = Piece(self.options, caller=self.caller, autocast=self.caller.autocast)
+        run = piece.compile(self.module, inputs)
+        if piece.plan is not None:
+            say_plan(piece.plan)
+        return run
 
 
 class _PerShape:
@@ -78,7 +94,7 @@ class _PerShape:
                         _write_in(user, holder, value)
                     module.graph.erase_node(holder)
         module.recompile()
-        return _compile(module, _tensors(args), self.options)
+        return _PerAutocast(module, _tensors(args), self.options)
 
 
 def _floats(module: fx.GraphModule) -> set[int]:

@@ -6,6 +6,7 @@ never meet, and an old plan can be let go. Calls in eval mode or without gradien
 
 from __future__ import annotations
 
+import gc
 import threading
 import types
 import weakref
@@ -18,9 +19,11 @@ from typing import Any
 import torch
 
 from ._torch import capture_settings, count_global_hooks, private
+from .autocast import State, present_state
 from .breaks import clear_errors
 from .capture import Piece, capturing
-from .errors import CaptureError
+from .errors import BudgetTooSmall, CaptureError
+from .in_flight import BAND, Caller, held_beside, too_many
 from .modes import with_foreign_modes, without_foreign_modes
 from .options import Options
 from .plan import Plan
@@ -34,13 +37,20 @@ __all__ = ["Capped", "fresh"]
 
 @dataclass(eq=False)
 class Entry:
-    """The compiled step of one shape, and the plans of its pieces."""
+    """The compiled step of one shape, and the plans of its pieces.
+
+    It is traced for a backward in the state `autocast`, and planned beside other calls that hold `beside`
+    bytes.
+    """
 
     options: Options
+    caller: Caller
+    autocast: State = ()
+    beside: int = 0
     call: Callable[..., Any] | None = None
     pieces: list[Piece] = field(default_factory=list)
     ran: list[Piece] = field(default_factory=list)
-    beside: dict[int, Plan] = field(default_factory=dict)
+    with_bands: dict[Any, Plan] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan | None:
@@ -54,19 +64,29 @@ class Entry:
         )
         return replace(max(plans, key=lambda plan: plan.peak), sketched=sketched, trimmed=trimmed)
 
-    def plan_with(self, present: int) -> Plan | None:
-        """The plan as it stands beside gradients of that many bytes that it was made without."""
+    def plan_with(self, bands: dict[str, int]) -> Plan | None:
+        """The plan as it stands beside bytes that it was made without."""
         plan = self.plan
-        if plan is None or not present:
+        key = tuple(bands.items())
+        if plan is None or not key:
             return plan
-        if present in self.beside:
-            return self.beside[present]
-        fixed = {**plan.graph.fixed, "present gradients": present}
-        graph = plan.graph.replace(fixed=fixed)
-        compiled = None if plan.compiled is None else plan.compiled + present
-        timeline = simulate(graph, plan.schedule)
-        self.beside[present] = replace(plan, graph=graph, timeline=timeline, compiled=compiled)
-        return self.beside[present]
+        if key not in self.with_bands:
+            graph = plan.graph.replace(fixed={**plan.graph.fixed, **bands})
+            compiled = None if plan.compiled is None else plan.compiled + sum(bands.values())
+            timeline = simulate(graph, plan.schedule)
+            self.with_bands[key] = replace(plan, graph=graph, timeline=timeline, compiled=compiled)
+        return self.with_bands[key]
+
+    def uncounted(self) -> dict[str, int]:
+        """Bytes that are there now and that the plan does not count."""
+        calls = 0 if self.beside else held_beside(self.caller)
+        found = {"present gradients": self.gradients(), BAND: calls}
+        return {name: size for name, size in found.items() if size}
+
+    def fits(self, more: int) -> bool:
+        """Whether the plan has room for more bytes beside it; where there is none yet, it has not."""
+        plan = self.plan
+        return plan is not None and (plan.budget is None or plan.peak + more <= plan.budget)
 
     def gradients(self) -> int:
         """Bytes of gradients that are there now and that the plan does not count."""
@@ -87,6 +107,7 @@ class Capped:
         self.entries: OrderedDict[Any, Entry] = OrderedDict()
         self.lock = threading.RLock()
         self.said: set[str] = set()
+        self.caller = Caller(_name_of(function if module is None else module))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
@@ -95,7 +116,7 @@ class Capped:
             return self.function(*args, **kwargs)
         entry = self.entry(args, kwargs)
         before = len(entry.pieces)
-        present = entry.gradients()
+        uncounted = entry.uncounted()
         entry.ran = []
         try:
             with (
@@ -111,8 +132,10 @@ class Capped:
             self.forget_failed(entry)
             if isinstance(error, CaptureError) and error.may_be_users:
                 self.raise_users_error(args, kwargs)
+            if isinstance(error, BudgetTooSmall) and entry.beside:
+                raise too_many(self.caller, error.budget) from None
             raise
-        self.plan = entry.plan_with(present) or self.plan
+        self.plan = entry.plan_with(uncounted) or self.plan
         if entry.plan is None:
             self.say("torch captured nothing of this step to plan: it ran plainly, without a cap")
         if len(entry.pieces) > before:
@@ -146,14 +169,17 @@ class Capped:
         return True
 
     def entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
-        key = _key(args, kwargs)
+        key = (*_key(args, kwargs), self.caller.autocast)
         with self.lock:
             entry = self.find(key)
+            if beside := self.must_leave_room(entry):
+                key = (*key, beside)
+                entry = self.find(key, beside=beside)
             if self.must_count_gradients(entry):
-                entry = self.find((*key, "accumulating"))
+                entry = self.find((*key, "accumulating"), beside=entry.beside)
             return entry
 
-    def find(self, key: Any) -> Entry:
+    def find(self, key: Any, *, beside: int = 0) -> Entry:
         if key not in self.entries:
             if len(self.entries) >= self.options.max_plans:
                 self.entries.popitem(last=False)
@@ -161,20 +187,27 @@ class Capped:
                     f"more than {self.options.max_plans} shapes were seen: old plans are let go and made "
                     "again when they come back; pad the batches to fewer shapes, or raise max_plans="
                 )
-            self.entries[key] = self.new_entry()
+            self.entries[key] = self.new_entry(beside)
         self.entries.move_to_end(key)
         return self.entries[key]
 
+    def must_leave_room(self, entry: Entry) -> int:
+        """The bytes of calls in flight, where they do not fit beside the plan."""
+        beside = held_beside(self.caller)
+        if not beside or entry.fits(beside):
+            return 0
+        if self.caller.beside != beside:
+            gc.collect()  # a call that only a cycle of objects holds, such as a traceback's, may be gone
+            self.caller.beside = held_beside(self.caller)
+        return self.caller.beside
+
     def must_count_gradients(self, entry: Entry) -> bool:
         """Whether gradients that are there now do not fit beside the plan that was made without them."""
-        plan = entry.plan
-        if plan is None or plan.budget is None:
-            return False
         present = entry.gradients()
-        return present > 0 and plan.peak + present > plan.budget
+        return present > 0 and entry.plan is not None and not entry.fits(present)
 
-    def new_entry(self) -> Entry:
-        entry = Entry(self.options)
+    def new_entry(self, beside: int) -> Entry:
+        entry = Entry(self.options, self.caller, self.caller.autocast, beside)
         entry.call = torch.compile(
             fresh(self.function),
             backend=_backend_for(entry),
@@ -209,7 +242,7 @@ def _backend_for(entry: Entry) -> Callable[..., Any]:
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         owner = weak()
         assert owner is not None
-        piece = Piece(owner.options)
+        piece = Piece(owner.options, caller=owner.caller, autocast=owner.autocast, beside=owner.beside)
         run = piece.compile(module, inputs)
         owner.pieces.append(piece)
 
@@ -238,10 +271,11 @@ def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
 def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """What a plan depends on besides the model: shapes, dtypes, devices, plain values and autocast."""
     leaves, spec = private("tree_flatten")((args, kwargs))
-    casts = tuple(
-        (kind, torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
-    )
-    return (casts, count_global_hooks(), str(spec), *map(_leaf_key, leaves))
+    return (present_state(), count_global_hooks(), str(spec), *map(_leaf_key, leaves))
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _leaf_key(leaf: Any) -> Any:

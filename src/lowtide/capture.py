@@ -11,14 +11,16 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from ._torch import eager_kernels, frees_tangents, private
+from ._torch import eager_kernels, first_run_unwatched, frees_tangents, private
 from .allocator import rounded
+from .autocast import State, as_torch_reads_it, mark_regions, under_autocast
 from .budget import booked, device_blocks, device_memory, plan_graph, resolve
 from .cost import price
 from .devices import find_device
@@ -26,6 +28,7 @@ from .errors import NothingToTrain, PlanMismatch
 from .fuse import fuse
 from .given import Given
 from .graph import Graph, Value
+from .in_flight import BAND, Call, Caller, follow, refuse_if_over
 from .lift import Lifted, lift
 from .lower import Pair, lower
 from .notes import notes_on
@@ -61,12 +64,16 @@ class Piece:
     """One captured graph: a whole step, or what lies between two graph breaks.
 
     `target` names an absent device to plan for; `only_plan` stops before anything runs; `sketches` are
-    those that were chosen, where there was a choice.
+    those that were chosen, where there was a choice. `autocast` is the state that the backward is traced for,
+    `beside` the bytes that are set aside for calls in flight.
     """
 
     options: Options
     target: str | None = None
     only_plan: bool = False
+    caller: Caller = field(default_factory=Caller)
+    autocast: State = ()
+    beside: int = 0
     plan: Plan | None = None
     given: Given = field(default_factory=Given)
     constants: dict[str, Any] = field(default_factory=dict)
@@ -75,6 +82,7 @@ class Piece:
     expected: tuple[bool, ...] = ()
     tangents: list[torch.Tensor] = field(default_factory=list)
     spare: int = 0
+    casts_inside: bool = False
     sketches: Sketches | None = None
 
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -82,11 +90,13 @@ class Piece:
         if not torch.is_grad_enabled():
             return module.forward
         self.given = Given.of(module, inputs)
+        mark_regions(module.graph)
         if self.compiled:
             from .run.inductor import CompiledStep
 
-            return _with_missing_gradients_left_out(CompiledStep(self, module, inputs))
-        with private("functorch_config").patch(donated_buffer=False), eager_kernels():
+            return self.followed(CompiledStep(self, module, inputs))
+        choices = {"donated_buffer": False, **self.choices}
+        with private("functorch_config").patch(choices), eager_kernels():
             run = private("aot_module_simplified")(
                 module,
                 list(inputs),
@@ -97,7 +107,27 @@ class Piece:
                 keep_inference_input_mutations=True,
             )
         self.trace = None
-        return _with_missing_gradients_left_out(run)
+        return self.followed(run)
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What AOTAutograd is told of this step."""
+        return {"backward_pass_autocast": as_torch_reads_it(self.autocast)}
+
+    def followed(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, its calls kept account of until their backward; pieces of one call are one."""
+
+        def call(*args: Any) -> Any:
+            whole = not self.options.allow_breaks
+            if whole:
+                refuse_if_over(self.caller, self.plan)
+            with first_run_unwatched() if self.casts_inside else nullcontext():
+                results = run(*args)
+            plan = self.plan if whole else None
+            follow(results, None if plan is None else Call(self.caller, plan, self.autocast))
+            return results
+
+        return call
 
     def partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
@@ -134,10 +164,13 @@ class Piece:
             differentiate=self.differentiate,
             accumulating=self.given.accumulating,
             leaves=self.given.leaves,
+            weights=self.given.cast_once,
+            backward_autocast=self.autocast,
             compiled=self.compiled,
             turned=turned,
         )
         self.given.widen(self.trace.primals)
+        self.casts_inside = bool(joint.graph.find_nodes(op="call_function", target=under_autocast))
         names = [str(node.target) for node in joint.graph.find_nodes(op="get_attr")]
         self.constants = {name: getattr(joint, name) for name in names}
         self.channels_last = turned and self.trace.device.type == "cuda"
@@ -170,7 +203,11 @@ class Piece:
         present = self.target is None and not self.only_plan
         if present and device.type == "cuda":
             _warm_up(device)
-        bands = fixed_bands(lifted.graph, device, self.options.optimizer, present=present)
+        bands = fixed_bands(
+            lifted.graph, device, self.options.optimizer, present=present, counted=self.beside
+        )
+        if self.beside:
+            bands[BAND] = self.beside
         outside = self.outside(lifted.graph)
         if outside and isinstance(self.options.outside, str):
             bands["loss"] = 2 * rounded(_NUMBER, device)  # itself and its gradient, until the backward ends
@@ -283,28 +320,6 @@ def _follow(plan: Plan, graph: Graph, free: list[int] | None) -> Plan:
         )
     made = make_plan(graph, plan.schedule, method=plan.method, budget=plan.budget, notes=plan.notes)
     return booked(replace(made, sketched=plan.sketched, trimmed=plan.trimmed), free)
-
-
-def _with_missing_gradients_left_out(run: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        results = run(*args)
-        _leave_missing_gradients_out(results)
-        return results
-
-    return call
-
-
-def _leave_missing_gradients_out(results: Any) -> None:
-    """Let the backward see which gradients do not come, instead of zeros made for them."""
-    for result in results if isinstance(results, list | tuple) else [results]:
-        node = result.grad_fn if isinstance(result, torch.Tensor) else None
-        for _ in range(4):
-            if node is None:
-                break
-            if hasattr(node, "set_materialize_grads"):
-                node.set_materialize_grads(False)
-                break
-            node = node.next_functions[0][0] if node.next_functions else None
 
 
 def _warm_up(device: torch.device) -> None:

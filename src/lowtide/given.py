@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ._torch import is_view
 from .errors import CaptureError
 
 __all__ = ["Given"]
@@ -21,7 +22,7 @@ class Given:
 
     `roles` are "parameter", "buffer" and "input"; `leaves` get a gradient in `.grad`, and have one already
     where they are `accumulating`; `trained` refers to the leaves themselves; `storages` are the bytes of what
-    each input looks at.
+    each input looks at; `cast_once` are the leaves whose casts autocast keeps.
     """
 
     roles: tuple[str, ...] = ()
@@ -29,6 +30,7 @@ class Given:
     accumulating: frozenset[int] = frozenset()
     trained: tuple[weakref.ref[torch.Tensor], ...] = ()
     storages: tuple[int, ...] = ()
+    cast_once: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, module: fx.GraphModule, inputs: Sequence[Any]) -> Given:
@@ -46,6 +48,7 @@ class Given:
             accumulating=frozenset(index for index, item in leaves.items() if item.grad is not None),
             trained=tuple(map(weakref.ref, leaves.values())),
             storages=tuple(map(_storage_bytes, inputs)),
+            cast_once=frozenset(index for index, item in leaves.items() if _autocast_keeps(item)),
         )
 
     def present_gradients(self) -> Iterator[int]:
@@ -83,6 +86,11 @@ def _role(node: fx.Node, item: Any) -> str:
     if isinstance(item, torch.nn.Parameter):
         return "parameter"
     return "buffer" if "_buffers_" in node.name else "input"
+
+
+def _autocast_keeps(leaf: torch.Tensor) -> bool:
+    """Whether eager keeps a leaf's cast until autocast ends (ATen/autocast_mode.cpp, 2.11-2.13)."""
+    return leaf.dtype == torch.float32 and not is_view(leaf)
 
 
 def _storage_bytes(item: Any) -> int:

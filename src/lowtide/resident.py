@@ -18,17 +18,19 @@ SIZES = (2, 3, 5, 7, 11, 13, 17, 19)
 """The sizes that tell the dimensions of a small parameter apart."""
 
 
-def fixed_bands(graph: Graph, device: torch.device, optimizer: Any, *, present: bool) -> dict[str, int]:
+def fixed_bands(
+    graph: Graph, device: torch.device, optimizer: Any, *, present: bool, counted: int = 0
+) -> dict[str, int]:
     """Bytes that are there during the whole step and that no value of the graph stands for.
 
     `present` says that the device is here and holds the step's inputs already, so that what else it holds
-    can be read from its allocator.
+    can be read from its allocator; `counted` bytes of that have a band of their own.
     """
     held, coming = optimizer_bytes(optimizer, device) if optimizer is not None else (0, 0)
     bands = {"optimizer": held + coming}
     if present and device.type == "cuda":
         gc.collect()  # tensors that only a cycle of objects holds may be gone before the step
-        bands["other"] = max(torch.cuda.memory_allocated(device) - graph.given_bytes - held, 0)
+        bands["other"] = max(torch.cuda.memory_allocated(device) - graph.given_bytes - held - counted, 0)
     return {name: size for name, size in bands.items() if size}
 
 

@@ -2,8 +2,9 @@
 
 AOTAutograd hands over a functional `torch.fx` graph whose placeholders are primals (parameters, buffers,
 inputs) and tangents (gradients of the outputs), and whose results are the forward's outputs followed by one
-gradient per primal. Seven rewrites make it fit to be planned and to run as fast as eager:
+gradient per primal. Nine rewrites make it fit to be planned and to run as eager does, and as fast:
 
+- `cast_once`, `cast_inside`: what autocast does in eager and not in a trace;
 - `fuse_batch_norm`: the functional BatchNorm becomes the fused one of eager, statistics updated in place;
 - `keep_mutated_inputs`: what the backward reads of an input that the forward overwrites is cloned first;
 - `drop_idle_views`: views that change nothing, which autograd leaves behind, are skipped;
@@ -28,6 +29,7 @@ import torch
 from torch import fx
 
 from . import accumulate, batchnorm, dropout
+from .autocast import State, cast_inside, cast_once
 from .layout import lay_out
 from .nodes import depends_on, mutations
 from .padding import pad_once
@@ -83,6 +85,8 @@ def make_trace(
     differentiate: str,
     accumulating: frozenset[int] = frozenset(),
     leaves: frozenset[int] = frozenset(),
+    weights: frozenset[int] = frozenset(),
+    backward_autocast: State = (),
     compiled: bool = False,
     turned: bool = False,
 ) -> Trace:
@@ -92,14 +96,16 @@ def make_trace(
     will hold images with their channels last.
 
     `leaves` are the indices of primals whose gradient autograd keeps in `.grad`, `accumulating` those of them
-    that have a gradient already, which this one is added to.
+    that have a gradient already, which this one is added to. `weights` are those that eager casts once under
+    autocast, `backward_autocast` is the state that the backward was traced in.
     """
     placeholders = joint.graph.find_nodes(op="placeholder")
     tangents = [node for node in placeholders if "tangents" in node.name]
     primals = [node for node in placeholders if "tangents" not in node.name]
     tokens = len(primals) - len(roles)  # torch puts one in front for each kind of effect
     if tokens < 0:  # it merged inputs, so what is known of each does not apply
-        roles, leaves, accumulating, tokens = [], frozenset(), frozenset(), len(primals)
+        roles, tokens = [], len(primals)
+        leaves = accumulating = weights = frozenset()
     roles = [*("input" for _ in primals[:tokens]), *roles]
     separate_tangents(tangents)
     expected = _expected(tangents, differentiate)
@@ -109,6 +115,8 @@ def make_trace(
         look_through_views(joint.graph)
         join_sums(joint.graph)
     else:
+        cast_once(joint.graph, primals[tokens:], _results(joint.graph)[forward_outputs:], weights)
+        cast_inside(joint.graph, tangents, backward_autocast)
         batchnorm.fuse(joint.graph)
         dropout.as_in_eager(joint.graph)
     keep_mutated_inputs(joint.graph, primals, tangents)

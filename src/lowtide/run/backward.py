@@ -29,7 +29,9 @@ class Backward:
     def boxed(self) -> Callable[[list[Any]], Any]:
         def backward(args: list[Any]) -> Any:
             refuse_second_backward()
-            return self.form(missing_tangents(args, self.expected))(args)
+            form = self.form(missing_tangents(args, self.expected))
+            with private("without_autocast")():  # the trace has its casts
+                return form(args)
 
         return boxed(backward)
 
@@ -70,7 +72,8 @@ class CompiledBackward:
                 args[first + index] = self.made(index).zero_()
             for index, nothing in self.hollow.items():
                 args[first + index] = nothing
-            results = self.run(args)
+            with private("without_autocast")():  # the trace has its casts
+                results = self.run(args)
             behind()
             return results
 
