@@ -233,6 +233,17 @@ def _overloads(namespace: Any) -> Iterator[Any]:
             yield from (getattr(packet, overload) for overload in packet.overloads())
 
 
+def is_optimizer_hook(name: str) -> bool:
+    """Whether an attribute of an optimizer has its hooks (`_optimizer_step_pre_hooks`, seen in 2.11-2.13)."""
+    return name.startswith("_optimizer_") and name.endswith("_hooks")
+
+
+def without_optimizer_hooks() -> AbstractContextManager[None]:
+    """Step an optimizer unseen by hooks on all of them (`_global_optimizer_pre_hooks`, seen in 2.11-2.13)."""
+    module = importlib.import_module("torch.optim.optimizer")
+    return attributes(module, _global_optimizer_pre_hooks={}, _global_optimizer_post_hooks={})
+
+
 def frees_tangents() -> bool:
     """Whether autograd lets go of the incoming gradients of a node while it runs (new in 2.13)."""
     return hasattr(torch.autograd.Function, "boxed_grads_call")

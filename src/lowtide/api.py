@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -36,7 +36,7 @@ def cap(
     *,
     executor: str = "eager",
     method: str = "auto",
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     **options: Any,
 ) -> F:
     """Cap the peak memory of a training step, in place for a module; returns the model.
