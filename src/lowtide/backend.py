@@ -33,9 +33,9 @@ def lowtide(
     if mode not in (None, "default"):
         raise LowtideError(f'mode={mode!r} means nothing to backend="lowtide"; leave it out')
     chosen = dict(options or {})
-    if "budget" not in chosen:
+    if "budget" not in chosen and "plan" not in chosen:
         raise LowtideError('backend="lowtide" needs options={"budget": ...}, as in {"budget": "8GiB"}')
-    made = Options.make(chosen.pop("budget"), **chosen)
+    made = Options.make(chosen.pop("budget", None), **chosen)
     if any(isinstance(item, torch.SymInt) for item in inputs) or _floats(module):
         return _PerShape(module, made)
     return _compile(module, inputs, made)

@@ -19,10 +19,11 @@ from torch import fx
 
 from ._torch import eager_kernels, frees_tangents, private
 from .allocator import rounded
-from .budget import booked, device_blocks, device_memory, plan_graph, resolve
+from .budget import device_blocks, device_memory, plan_graph, resolve
 from .cost import price
 from .devices import find_device
-from .errors import NothingToTrain, PlanMismatch
+from .errors import NothingToTrain
+from .follow import follow, refuse_if_too_large
 from .fuse import fuse
 from .given import Given
 from .graph import Graph, Value
@@ -30,7 +31,7 @@ from .lift import Lifted, lift
 from .lower import Pair, lower
 from .notes import notes_on
 from .options import Options
-from .plan import Plan, make_plan
+from .plan import Plan
 from .resident import fixed_bands
 from .run.backward import Backward
 from .run.eager import compile_graph
@@ -194,11 +195,13 @@ class Piece:
         free = device_blocks(self.trace.device, self.target)
         given, budget = self.options.plan, self.options.budget
         if given is not None and not self.spare:
-            self.plan = _follow(given, self.lifted.graph, free)
+            self.plan = follow(given, self.lifted.graph, budget, memory=self.memory(), free=free)
+            if not self.compiled or self.only_plan:  # what is compiled is judged by its buffers
+                refuse_if_too_large(self.plan, budget)
             return self.plan
         made = plan_graph(
             self.lifted.graph,
-            given.budget if given is not None else budget,
+            given.budget if given is not None and budget is None else budget,
             method=self.options.method,
             memory=self.memory(),
             free=free,
@@ -271,18 +274,6 @@ def _with_tangents_that_come(graph: Graph, trace: Trace) -> Graph:
         return replace(value, bytes=value.bytes if come else 0, held=come and held[value.name])
 
     return graph.replace(values=tuple(map(known, graph.values)))
-
-
-def _follow(plan: Plan, graph: Graph, free: list[int] | None) -> Plan:
-    """A given plan on this graph: the same structure, or an error."""
-    if plan.graph.fingerprint != graph.fingerprint:
-        raise PlanMismatch(
-            f"the plan was made for another step: it has {len(plan.graph.ops)} ops and "
-            f"{sum(v.bytes for v in plan.graph.values)} bytes of values, this step has {len(graph.ops)} and "
-            f"{sum(v.bytes for v in graph.values)}. Plan this model with this batch's shapes and device anew."
-        )
-    made = make_plan(graph, plan.schedule, method=plan.method, budget=plan.budget, notes=plan.notes)
-    return booked(replace(made, sketched=plan.sketched, trimmed=plan.trimmed), free)
 
 
 def _with_missing_gradients_left_out(run: Callable[..., Any]) -> Callable[..., Any]:

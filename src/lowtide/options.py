@@ -37,7 +37,7 @@ class Options:
       outside of the step. "auto" sets aside twice what the differentiated outputs take, which is what
       cross-entropy needs; nothing where the loss is inside.
     - `allow_breaks`: plan the pieces of a step that is not one graph, each by itself.
-    - `plan`: a plan to follow instead of making one.
+    - `plan`: a plan to follow instead of making one. It must keep to the budget, or without one to its own.
     - `max_plans`: how many shapes to keep plans for.
 
     >>> import lowtide, torch
@@ -88,6 +88,11 @@ class Options:
             raise LowtideError(f"max_plans={self.max_plans!r} must be a whole number >= 1")
         if self.plan is not None and not isinstance(self.plan, Plan):
             raise LowtideError(f"plan= takes a lowtide.Plan, not a {type(self.plan).__name__}")
+        if self.plan is not None and self.budget is not None and self.budget.word == "min":
+            raise LowtideError(
+                'budget "min" asks for the smallest plan, plan= for the one that is given: leave one of them '
+                'out, or write a budget that the plan must keep to, as in "8GiB"'
+            )
 
     def _check_optimizers(self) -> None:
         given = [self.optimizer] if self.optimizer == [] else each_optimizer(self.optimizer)
