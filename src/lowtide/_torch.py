@@ -79,9 +79,15 @@ def find(place: str) -> Any:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def outside_dynamo(function: F) -> F:
-    """A function at which torch.compile breaks its graph, instead of compiling what it does."""
-    return private("disable_dynamo")(function)  # type: ignore[no-any-return]
+def outside_dynamo(function: F, reason: str | None = None) -> F:
+    """A function at which torch.compile breaks its graph, instead of compiling what it does.
+
+    The reason is what torch says where it may not break (`_torchdynamo_disable_msg`, seen in 2.11-2.13).
+    """
+    outside = private("disable_dynamo")(function)
+    if reason is not None:
+        outside._torchdynamo_disable, outside._torchdynamo_disable_msg = True, reason
+    return outside  # type: ignore[no-any-return]
 
 
 @functools.cache  # some are asked for at every step, and one for every gradient

@@ -18,6 +18,7 @@ from .capture import Piece
 from .errors import LowtideError
 from .options import Options
 from .say import say_plan
+from .stepped import changes, look_at_steps
 
 __all__ = ["lowtide"]
 
@@ -42,11 +43,41 @@ def lowtide(
 
 
 def _compile(module: torch.fx.GraphModule, inputs: Any, options: Options) -> Callable[..., Any]:
+    """The module as planned, and as planned again where optimizer state comes that does not fit."""
+    look_at_steps()
     piece = Piece(options)
     run = piece.compile(module, inputs)
-    if piece.plan is not None:
-        say_plan(piece.plan)
-    return run
+    if piece.plan is None:
+        return run
+    say_plan(piece.plan)
+    if piece.plan.budget is None:
+        return run
+    return _Again(module, options, piece, run)
+
+
+class _Again:
+    """A planned module that is planned again when optimizer state has come that does not fit beside it."""
+
+    def __init__(
+        self, module: torch.fx.GraphModule, options: Options, piece: Piece, run: Callable[..., Any]
+    ) -> None:
+        self.module, self.options, self.piece, self.run = module, options, piece, run
+        self.looked = changes()
+
+    def __call__(self, *args: Any) -> Any:
+        if self.looked != changes():
+            self.looked = changes()
+            if self.outgrown():
+                self.piece = Piece(self.options)
+                self.run = self.piece.compile(self.module, args)
+        return self.run(*args)
+
+    def outgrown(self) -> bool:
+        """Whether the state that is there now does not fit beside the plan."""
+        plan = self.piece.plan
+        if plan is None or plan.budget is None:
+            return False
+        return plan.peak + self.piece.uncounted_state() > plan.budget
 
 
 class _PerShape:

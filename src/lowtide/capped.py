@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from ._torch import capture_settings, count_global_hooks, private
-from .breaks import clear_errors
+from ._torch import capture_settings, count_global_hooks, outside_dynamo, private
+from .breaks import CAPPED_INSIDE, clear_errors
 from .capture import Piece, capturing
 from .errors import CaptureError
 from .modes import with_foreign_modes, without_foreign_modes
@@ -27,9 +27,15 @@ from .plan import Plan
 from .say import log, planning, say_plan
 from .simulate import simulate
 from .sketching.marker import leaving_marks
+from .stepped import changes
 from .trial import Trial
+from .units import format_bytes
 
 __all__ = ["Capped", "fresh"]
+
+
+_now = threading.local()
+"""Whether a capped call is going on in this thread: one inside of it would have a budget of its own."""
 
 
 @dataclass(eq=False)
@@ -40,7 +46,9 @@ class Entry:
     call: Callable[..., Any] | None = None
     pieces: list[Piece] = field(default_factory=list)
     ran: list[Piece] = field(default_factory=list)
-    beside: dict[int, Plan] = field(default_factory=dict)
+    beside: dict[Any, Plan] = field(default_factory=dict)
+    looked: int = -1
+    state: int = 0
 
     @property
     def plan(self) -> Plan | None:
@@ -54,19 +62,29 @@ class Entry:
         )
         return replace(max(plans, key=lambda plan: plan.peak), sketched=sketched, trimmed=trimmed)
 
-    def plan_with(self, present: int) -> Plan | None:
-        """The plan as it stands beside gradients of that many bytes that it was made without."""
+    def plan_with(self, present: int, state: int = 0) -> Plan | None:
+        """The plan as it stands beside gradients and optimizer state, in bytes, that it was made without."""
         plan = self.plan
-        if plan is None or not present:
+        if plan is None or not present + state:
             return plan
-        if present in self.beside:
-            return self.beside[present]
-        fixed = {**plan.graph.fixed, "present gradients": present}
+        if (present, state) in self.beside:
+            return self.beside[present, state]
+        fixed = dict(plan.graph.fixed)
+        for name, size in (("present gradients", present), ("optimizer", state)):
+            if size:
+                fixed[name] = fixed.get(name, 0) + size
         graph = plan.graph.replace(fixed=fixed)
-        compiled = None if plan.compiled is None else plan.compiled + present
+        compiled = None if plan.compiled is None else plan.compiled + present + state
         timeline = simulate(graph, plan.schedule)
-        self.beside[present] = replace(plan, graph=graph, timeline=timeline, compiled=compiled)
-        return self.beside[present]
+        self.beside[present, state] = replace(plan, graph=graph, timeline=timeline, compiled=compiled)
+        return self.beside[present, state]
+
+    def uncounted_state(self) -> int:
+        """Bytes of optimizer state that are there now and that the plan does not count."""
+        if self.looked != changes():
+            self.looked = changes()
+            self.state = max((piece.uncounted_state() for piece in self.pieces), default=0)
+        return self.state
 
     def gradients(self) -> int:
         """Bytes of gradients that are there now and that the plan does not count."""
@@ -87,16 +105,22 @@ class Capped:
         self.entries: OrderedDict[Any, Entry] = OrderedDict()
         self.lock = threading.RLock()
         self.said: set[str] = set()
+        self.calls = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            raise CaptureError("a capped model cannot be captured again; lowtide.uncap it first")
+        """The call, planned where it trains; torch.compile around it breaks its graph here."""
+        return _outside(self, *args, **kwargs)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
         if not self.trains():
             return self.function(*args, **kwargs)
+        if getattr(_now, "inside", False):
+            raise CaptureError(f"{CAPPED_INSIDE}: a step has one budget. lowtide.uncap one of the two")
         entry = self.entry(args, kwargs)
         before = len(entry.pieces)
         present = entry.gradients()
         entry.ran = []
+        _now.inside = True
         try:
             with (
                 self.one_at_a_time(entry),
@@ -112,7 +136,10 @@ class Capped:
             if isinstance(error, CaptureError) and error.may_be_users:
                 self.raise_users_error(args, kwargs)
             raise
-        self.plan = entry.plan_with(present) or self.plan
+        finally:
+            _now.inside = False
+        self.calls += 1
+        self.plan = entry.plan_with(present, entry.state) or self.plan
         if entry.plan is None:
             self.say("torch captured nothing of this step to plan: it ran plainly, without a cap")
         if len(entry.pieces) > before:
@@ -162,8 +189,22 @@ class Capped:
                     "again when they come back; pad the batches to fewer shapes, or raise max_plans="
                 )
             self.entries[key] = self.new_entry()
+        elif self.must_count_state(self.entries[key]):
+            self.entries[key] = self.new_entry()
         self.entries.move_to_end(key)
         return self.entries[key]
+
+    def must_count_state(self, entry: Entry) -> bool:
+        """Whether optimizer state that is there now does not fit beside the plan that was made without it."""
+        plan, state = entry.plan, entry.uncounted_state()
+        if plan is None or plan.budget is None or plan.peak + state <= plan.budget:
+            return False
+        self.say(
+            f"{format_bytes(state)} of optimizer state were made after this step was planned, and do not fit "
+            "beside it: it is planned again. lowtide.cap(..., optimizer=optimizer) plans for them from the "
+            "first step on"
+        )
+        return True
 
     def must_count_gradients(self, entry: Entry) -> bool:
         """Whether gradients that are there now do not fit beside the plan that was made without them."""
@@ -171,7 +212,7 @@ class Capped:
         if plan is None or plan.budget is None:
             return False
         present = entry.gradients()
-        return present > 0 and plan.peak + present > plan.budget
+        return present > 0 and plan.peak + present + entry.state > plan.budget
 
     def new_entry(self) -> Entry:
         entry = Entry(self.options)
@@ -200,6 +241,9 @@ class Capped:
         if message not in self.said:
             self.said.add(message)
             log.warning(message)
+
+
+_outside = outside_dynamo(Capped.call, f"{CAPPED_INSIDE}; lowtide.uncap it first")
 
 
 def _backend_for(entry: Entry) -> Callable[..., Any]:

@@ -30,9 +30,10 @@ from .graph import Graph, Value
 from .lift import Lifted, lift
 from .lower import Pair, lower
 from .notes import notes_on
+from .optimizers import state_bytes
 from .options import Options
 from .plan import Plan
-from .resident import fixed_bands
+from .resident import fixed_bands, states
 from .run.backward import Backward
 from .run.eager import compile_graph
 from .run.images import hand_over_channels_last, turns_layouts
@@ -41,6 +42,7 @@ from .sketching.choose import Sketches, choose
 from .sketching.marks import has_marks
 from .sketching.replace import MarkedStep
 from .solve.keep_all import keep_all
+from .stepped import Seen, seen, seen_for
 from .trace import Trace, make_trace
 
 __all__ = ["Captured", "Piece", "capturing"]
@@ -77,6 +79,7 @@ class Piece:
     tangents: list[torch.Tensor] = field(default_factory=list)
     spare: int = 0
     sketches: Sketches | None = None
+    counted: dict[Seen, int] = field(default_factory=dict)
 
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The function that runs this piece; it takes and gives what the module does."""
@@ -171,7 +174,10 @@ class Piece:
         present = self.target is None and not self.only_plan
         if present and device.type == "cuda":
             _warm_up(device)
-        bands = fixed_bands(lifted.graph, device, self.options.optimizer, present=present)
+        others = [optimizer for _, optimizer in seen_for(self.given.trained, device)] if present else []
+        counted = states(self.options.optimizer, others, device)
+        self.counted = {seen(state.optimizer): state.held + state.coming for state in counted}
+        bands = fixed_bands(lifted.graph, device, counted, present=present)
         outside = self.outside(lifted.graph)
         if outside and isinstance(self.options.outside, str):
             bands["loss"] = 2 * rounded(_NUMBER, device)  # itself and its gradient, until the backward ends
@@ -187,6 +193,16 @@ class Piece:
         wide = {node.name for node in self.trace.expected if node.meta["val"].numel() > 1}
         held = sum(v.bytes for v in graph.values if v.kind == "tangent" and v.name in wide)
         return 0 if self.options.allow_breaks else 2 * held
+
+    def uncounted_state(self) -> int:
+        """The bytes of optimizer state that are there now and that the plan does not count."""
+        if self.plan is None:
+            return 0
+        device, total = torch.device(self.plan.graph.device), 0
+        for one, optimizer in seen_for(self.given.trained, device):
+            before = self.counted.get(one, one.at_first if device.type == "cuda" else 0)
+            total += max(0, state_bytes(optimizer, device) - before)
+        return total
 
     def make_plan(self) -> Plan:
         """Plan the step that was taken."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,28 +13,47 @@ from .allocator import rounded
 from .graph import Graph
 from .optimizers import SIZES, each_optimizer, first_state, levels, state_bytes
 
-__all__ = ["fixed_bands", "optimizer_bytes"]
+__all__ = ["State", "fixed_bands", "optimizer_bytes", "states"]
 
 
-def fixed_bands(graph: Graph, device: torch.device, optimizer: Any, *, present: bool) -> dict[str, int]:
+class State(NamedTuple):
+    """The bytes of an optimizer's state on a device: what is there, and what its first step will make."""
+
+    optimizer: Any
+    held: int
+    coming: int
+
+
+def fixed_bands(
+    graph: Graph, device: torch.device, optimizers: Sequence[State], *, present: bool
+) -> dict[str, int]:
     """Bytes that are there during the whole step and that no value of the graph stands for.
 
     `present` says that the device is here and holds the step's inputs already, so that what else it holds
     can be read from its allocator.
     """
-    found = [optimizer_bytes(one, device) for one in each_optimizer(optimizer)]
-    held, coming = (sum(sizes) for sizes in zip((0, 0), *found, strict=True))
-    bands = {"optimizer": held + coming}
+    held = sum(state.held for state in optimizers)
+    bands = {"optimizer": held + sum(state.coming for state in optimizers)}
     if present and device.type == "cuda":
         gc.collect()  # tensors that only a cycle of objects holds may be gone before the step
         bands["other"] = max(torch.cuda.memory_allocated(device) - graph.given_bytes - held, 0)
     return {name: size for name, size in bands.items() if size}
 
 
+def states(announced: Any, others: Iterable[Any], device: torch.device) -> list[State]:
+    """The state of the optimizers that were announced, and of others as far as it is there."""
+    found: list[State] = []
+    for *outer, innermost in map(levels, each_optimizer(announced)):
+        found += [State(level, state_bytes(level, device), 0) for level in outer]
+        found.append(State(innermost, state_bytes(innermost, device), _coming_bytes(innermost, device)))
+    known = {id(state.optimizer) for state in found}
+    return found + [State(one, state_bytes(one, device), 0) for one in others if id(one) not in known]
+
+
 def optimizer_bytes(optimizer: Any, device: torch.device) -> tuple[int, int]:
-    """The bytes of an optimizer's state on a device: what is there, and what its first step will make."""
-    found = levels(optimizer)
-    return sum(state_bytes(level, device) for level in found), _coming_bytes(found[-1], device)
+    """The bytes of an optimizer's state, and of those that it wraps: what is there, and what is to come."""
+    found = states(optimizer, (), device)
+    return sum(state.held for state in found), sum(state.coming for state in found)
 
 
 def _coming_bytes(optimizer: Any, device: torch.device) -> int:
