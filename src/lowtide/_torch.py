@@ -82,9 +82,15 @@ def find(place: str) -> Any:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def outside_dynamo(function: F) -> F:
-    """A function at which torch.compile breaks its graph, instead of compiling what it does."""
-    return private("disable_dynamo")(function)  # type: ignore[no-any-return]
+def outside_dynamo(function: F, reason: str | None = None) -> F:
+    """A function at which torch.compile breaks its graph, instead of compiling what it does.
+
+    The reason is what torch says where it may not break (`_torchdynamo_disable_msg`, seen in 2.11-2.13).
+    """
+    outside = private("disable_dynamo")(function)
+    if reason is not None:
+        outside._torchdynamo_disable, outside._torchdynamo_disable_msg = True, reason
+    return outside  # type: ignore[no-any-return]
 
 
 @functools.cache  # some are asked for at every step, and one for every gradient
@@ -255,6 +261,17 @@ def _overloads(namespace: Any) -> Iterator[Any]:
         packet = getattr(namespace, name)
         if "upsample" in name and hasattr(packet, "overloads"):
             yield from (getattr(packet, overload) for overload in packet.overloads())
+
+
+def is_optimizer_hook(name: str) -> bool:
+    """Whether an attribute of an optimizer has its hooks (`_optimizer_step_pre_hooks`, seen in 2.11-2.13)."""
+    return name.startswith("_optimizer_") and name.endswith("_hooks")
+
+
+def without_optimizer_hooks() -> AbstractContextManager[None]:
+    """Step an optimizer unseen by hooks on all of them (`_global_optimizer_pre_hooks`, seen in 2.11-2.13)."""
+    module = importlib.import_module("torch.optim.optimizer")
+    return attributes(module, _global_optimizer_pre_hooks={}, _global_optimizer_post_hooks={})
 
 
 def frees_tangents() -> bool:

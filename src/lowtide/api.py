@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -15,12 +15,14 @@ from .breaks import clear_errors, users_error
 from .capped import Capped, fresh
 from .capture import Captured, Piece, capturing
 from .errors import CaptureError, LowtideError
+from .in_place import capped_of, put, remove, replaced
 from .meta import fakes_for_meta
 from .misfit import misfit, takes_by_name
 from .options import Options
 from .plan import Plan
 from .say import planning
 from .sketching.marker import leaving_marks
+from .stepped import capped_around, forget, watch
 from .units import Budget
 
 __all__ = ["cap", "plan", "plan_of", "uncap"]
@@ -36,7 +38,7 @@ def cap(
     *,
     executor: str = "eager",
     method: str = "auto",
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     **options: Any,
 ) -> F:
     """Cap the peak memory of a training step, in place for a module; returns the model.
@@ -63,17 +65,22 @@ def cap(
         raise LowtideError(f"cap takes a module or a function, not a {type(model).__name__}")
     if not isinstance(model, torch.nn.Module):
         return _wrap(model, chosen)  # type: ignore[no-any-return]
-    inner = [name for name, part in model.named_modules() if name and _capped(part) is not None]
+    inner = [name for name, part in model.named_modules() if name and capped_of(part) is not None]
     if inner:
         raise LowtideError(f"{inner[0]!r} inside this model is capped already; lowtide.uncap it first")
-    if model._compiled_call_impl is not None and _capped(model) is None:
+    if (parent := capped_around(model)) is not None:
+        raise LowtideError(
+            f"this model is part of a {parent}, which is capped already: a step has one budget. Cap the part "
+            "that the training step calls, and lowtide.uncap the other"
+        )
+    if capped_of(model) is None and model._compiled_call_impl is not None:
         raise LowtideError(
             "this model is compiled in place already (model.compile()); cap it instead of compiling it, or "
             'compile it with backend="lowtide"'
         )
     capped = Capped(_call_of(model), chosen, module=model)
-    model._compiled_call_impl = capped
-    model.__lowtide__ = capped  # type: ignore[assignment]  # copies leave out the other, and this one says so
+    put(model, capped)
+    watch(capped)
     return model
 
 
@@ -86,6 +93,7 @@ def _call_of(module: torch.nn.Module) -> Callable[..., Any]:
 
 def _wrap(function: Callable[..., Any], options: Options) -> Any:
     capped = Capped(function, options)
+    watch(capped)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -93,12 +101,6 @@ def _wrap(function: Callable[..., Any], options: Options) -> Any:
 
     wrapper.__lowtide__ = capped  # type: ignore[attr-defined]
     return wrapper
-
-
-def _capped(model: Any) -> Capped | None:
-    name = "_compiled_call_impl" if isinstance(model, torch.nn.Module) else "__lowtide__"
-    found = getattr(model, name, None)
-    return found if isinstance(found, Capped) else None
 
 
 def uncap(model: F) -> F:
@@ -109,12 +111,12 @@ def uncap(model: F) -> F:
     >>> lowtide.uncap(model) is model
     True
     """
-    capped = _capped(model)
+    capped = replaced(model) or capped_of(model)
     if capped is None:
         raise LowtideError("this model is not capped: there is nothing to undo")
+    forget(capped)
     if isinstance(model, torch.nn.Module):
-        model._compiled_call_impl = None
-        del model.__lowtide__
+        remove(model)
         return model
     return capped.function  # type: ignore[return-value]
 
@@ -130,7 +132,7 @@ def plan_of(model: Callable[..., Any]) -> Plan | None:
     >>> lowtide.plan_of(model).peak
     264
     """
-    capped = _capped(model)
+    capped = capped_of(model)
     if capped is None:
         raise LowtideError("this model is not capped; lowtide.cap(model, budget) first")
     return capped.plan

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from .autocast import State
 from .capture import Piece
 from .errors import LowtideError
 from .in_flight import Caller
 from .options import Options
 from .say import say_plan
+from .stepped import changes, look_at_steps
 
 __all__ = ["lowtide"]
 
@@ -34,35 +36,48 @@ def lowtide(
     if mode not in (None, "default"):
         raise LowtideError(f'mode={mode!r} means nothing to backend="lowtide"; leave it out')
     chosen = dict(options or {})
-    if "budget" not in chosen:
+    if "budget" not in chosen and "plan" not in chosen:
         raise LowtideError('backend="lowtide" needs options={"budget": ...}, as in {"budget": "8GiB"}')
-    made = Options.make(chosen.pop("budget"), **chosen)
+    made = Options.make(chosen.pop("budget", None), **chosen)
     if any(isinstance(item, torch.SymInt) for item in inputs) or _floats(module):
         return _PerShape(module, made)
-    return _PerAutocast(module, inputs, made)
+    return _Planned(module, inputs, made)
 
 
-class _PerAutocast:
-    """A module of fixed shapes: compiled for each state of autocast that its backward comes in."""
+class _Planned:
+    """A module of fixed shapes, planned for each state of autocast that its backward comes in.
+
+    It is planned again when optimizer state has come that does not fit beside its plan.
+    """
 
     def __init__(self, module: torch.fx.GraphModule, inputs: Any, options: Options) -> None:
+        look_at_steps()
         self.module = module
         self.options = options
         self.caller = Caller("this compiled step")
-        self.compiled = {self.caller.autocast: self.compile(inputs)}
+        self.looked = changes()
+        self.planned: dict[State, tuple[Piece, Callable[..., Any]]] = {}
+        self.plan(inputs)
 
     def __call__(self, *args: Any) -> Any:
-        state = self.caller.autocast
-        if state not in self.compiled:
-            self.compiled[state] = self.compile(args)
-        return self.compiled[state](*args)
+        if self.looked != changes():
+            self.looked = changes()
+            self.planned = {state: found for state, found in self.planned.items() if not _outgrown(found[0])}
+        if self.caller.autocast not in self.planned:
+            self.plan(args)
+        return self.planned[self.caller.autocast][1](*args)
 
-    def compile(self, inputs: Any) -> Callable[..., Any]:
+    def plan(self, inputs: Any) -> None:
         piece = Piece(self.options, caller=self.caller, autocast=self.caller.autocast)
-        run = piece.compile(self.module, inputs)
+        self.planned[piece.autocast] = piece, piece.compile(self.module, inputs)
         if piece.plan is not None:
             say_plan(piece.plan)
-        return run
+
+
+def _outgrown(piece: Piece) -> bool:
+    """Whether the optimizer state that is there now does not fit beside the plan."""
+    plan = piece.plan
+    return plan is not None and plan.budget is not None and plan.peak + piece.uncounted_state() > plan.budget
 
 
 class _PerShape:
@@ -94,7 +109,7 @@ class _PerShape:
                         _write_in(user, holder, value)
                     module.graph.erase_node(holder)
         module.recompile()
-        return _PerAutocast(module, _tensors(args), self.options)
+        return _Planned(module, _tensors(args), self.options)
 
 
 def _floats(module: fx.GraphModule) -> set[int]:

@@ -11,7 +11,10 @@ from ._torch import met_in_capture, private
 from .errors import CaptureError, GraphBreak, LowtideError
 from .lines import own_lines, place, with_lines
 
-__all__ = ["clear_errors", "users_error"]
+__all__ = ["CAPPED_INSIDE", "clear_errors", "users_error"]
+
+CAPPED_INSIDE = "a model that is capped already cannot be captured again"
+"""What torch is given as the reason not to trace a capped call."""
 
 
 @contextmanager
@@ -84,6 +87,8 @@ def _describe_break(error: Any) -> str:
     stack = list(getattr(error, "real_stack", None) or ())
     shown = (own_lines(stack) or stack)[-1:]  # a model may be made of torch's modules alone
     where = "".join(f"{line.filename}:{line.lineno}: {line.line}" for line in shown) or "an unknown line"
+    if CAPPED_INSIDE in str(error):
+        return f"{CAPPED_INSIDE} ({where}): a step has one budget. lowtide.uncap one of the two"
     if operator := _without_fake(error):
         return (
             f"the step is not one graph: torch cannot capture {where} ({operator} is an operator without a "

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from ._torch import capture_settings, count_global_hooks, private
+from ._torch import capture_settings, count_global_hooks, outside_dynamo, private
 from .autocast import State, present_state
-from .breaks import clear_errors
+from .breaks import CAPPED_INSIDE, clear_errors
 from .capture import Piece, capturing
 from .errors import BudgetTooSmall, CaptureError
 from .in_flight import BAND, Caller, held_beside, too_many
@@ -30,9 +30,15 @@ from .plan import Plan
 from .say import log, planning, say_plan
 from .simulate import simulate
 from .sketching.marker import leaving_marks
+from .stepped import changes
 from .trial import Trial
+from .units import format_bytes
 
 __all__ = ["Capped", "fresh"]
+
+
+_now = threading.local()
+"""Whether a capped call is going on in this thread: one inside of it would have a budget of its own."""
 
 
 @dataclass(eq=False)
@@ -51,6 +57,8 @@ class Entry:
     pieces: list[Piece] = field(default_factory=list)
     ran: list[Piece] = field(default_factory=list)
     with_bands: dict[Any, Plan] = field(default_factory=dict)
+    looked: int = -1
+    state: int = 0
 
     @property
     def plan(self) -> Plan | None:
@@ -71,7 +79,9 @@ class Entry:
         if plan is None or not key:
             return plan
         if key not in self.with_bands:
-            graph = plan.graph.replace(fixed={**plan.graph.fixed, **bands})
+            fixed = plan.graph.fixed
+            more = {name: fixed.get(name, 0) + size for name, size in bands.items()}
+            graph = plan.graph.replace(fixed={**fixed, **more})
             compiled = None if plan.compiled is None else plan.compiled + sum(bands.values())
             timeline = simulate(graph, plan.schedule)
             self.with_bands[key] = replace(plan, graph=graph, timeline=timeline, compiled=compiled)
@@ -80,13 +90,22 @@ class Entry:
     def uncounted(self) -> dict[str, int]:
         """Bytes that are there now and that the plan does not count."""
         calls = 0 if self.beside else held_beside(self.caller)
-        found = {"present gradients": self.gradients(), BAND: calls}
+        found = {"present gradients": self.gradients(), "optimizer": self.uncounted_state(), BAND: calls}
         return {name: size for name, size in found.items() if size}
 
     def fits(self, more: int) -> bool:
         """Whether the plan has room for more bytes beside it; where there is none yet, it has not."""
         plan = self.plan
-        return plan is not None and (plan.budget is None or plan.peak + more <= plan.budget)
+        return plan is not None and (
+            plan.budget is None or plan.peak + self.uncounted_state() + more <= plan.budget
+        )
+
+    def uncounted_state(self) -> int:
+        """Bytes of optimizer state that are there now and that the plan does not count."""
+        if self.looked != changes():
+            self.looked = changes()
+            self.state = max((piece.uncounted_state() for piece in self.pieces), default=0)
+        return self.state
 
     def gradients(self) -> int:
         """Bytes of gradients that are there now and that the plan does not count."""
@@ -108,16 +127,22 @@ class Capped:
         self.lock = threading.RLock()
         self.said: set[str] = set()
         self.caller = Caller(_name_of(function if module is None else module))
+        self.calls = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            raise CaptureError("a capped model cannot be captured again; lowtide.uncap it first")
+        """The call, planned where it trains; torch.compile around it breaks its graph here."""
+        return _outside(self, *args, **kwargs)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
         if not self.trains():
             return self.function(*args, **kwargs)
+        if getattr(_now, "inside", False):
+            raise CaptureError(f"{CAPPED_INSIDE}: a step has one budget. lowtide.uncap one of the two")
         entry = self.entry(args, kwargs)
         before = len(entry.pieces)
         uncounted = entry.uncounted()
         entry.ran = []
+        _now.inside = True
         try:
             with (
                 self.one_at_a_time(entry),
@@ -135,6 +160,9 @@ class Capped:
             if isinstance(error, BudgetTooSmall) and entry.beside:
                 raise too_many(self.caller, error.budget) from None
             raise
+        finally:
+            _now.inside = False
+        self.calls += 1
         self.plan = entry.plan_with(uncounted) or self.plan
         if entry.plan is None:
             self.say("torch captured nothing of this step to plan: it ran plainly, without a cap")
@@ -188,6 +216,8 @@ class Capped:
                     "again when they come back; pad the batches to fewer shapes, or raise max_plans="
                 )
             self.entries[key] = self.new_entry(beside)
+        elif self.must_count_state(self.entries[key]):
+            self.entries[key] = self.new_entry(beside)
         self.entries.move_to_end(key)
         return self.entries[key]
 
@@ -200,6 +230,17 @@ class Capped:
             gc.collect()  # a call that only a cycle of objects holds, such as a traceback's, may be gone
             self.caller.beside = held_beside(self.caller)
         return self.caller.beside
+
+    def must_count_state(self, entry: Entry) -> bool:
+        """Whether optimizer state that is there now does not fit beside the plan that was made without it."""
+        if entry.plan is None or entry.fits(0):
+            return False
+        self.say(
+            f"{format_bytes(entry.state)} of optimizer state were made after this step was planned, and do "
+            "not fit beside it: it is planned again. lowtide.cap(..., optimizer=optimizer) plans for them "
+            "from the first step on"
+        )
+        return True
 
     def must_count_gradients(self, entry: Entry) -> bool:
         """Whether gradients that are there now do not fit beside the plan that was made without them."""
@@ -233,6 +274,9 @@ class Capped:
         if message not in self.said:
             self.said.add(message)
             log.warning(message)
+
+
+_outside = outside_dynamo(Capped.call, f"{CAPPED_INSIDE}; lowtide.uncap it first")
 
 
 def _backend_for(entry: Entry) -> Callable[..., Any]:

@@ -21,20 +21,22 @@ from torch import fx
 from ._torch import eager_kernels, first_run_unwatched, frees_tangents, private
 from .allocator import rounded
 from .autocast import State, as_torch_reads_it, mark_regions, under_autocast
-from .budget import booked, device_blocks, device_memory, plan_graph, resolve
+from .budget import device_blocks, device_memory, plan_graph, resolve
 from .cost import price
 from .devices import find_device
-from .errors import NothingToTrain, PlanMismatch
+from .errors import NothingToTrain
+from .follow import follow, refuse_if_too_large
 from .fuse import fuse
 from .given import Given
 from .graph import Graph, Value
-from .in_flight import BAND, Call, Caller, follow, refuse_if_over
+from .in_flight import BAND, Call, Caller, keep_account, refuse_if_over
 from .lift import Lifted, lift
 from .lower import Pair, lower
 from .notes import notes_on
+from .optimizers import state_bytes
 from .options import Options
-from .plan import Plan, make_plan
-from .resident import fixed_bands
+from .plan import Plan
+from .resident import fixed_bands, states
 from .run.backward import Backward
 from .run.eager import compile_graph
 from .run.images import hand_over_channels_last, turns_layouts
@@ -43,6 +45,7 @@ from .sketching.choose import Sketches, choose
 from .sketching.marks import has_marks
 from .sketching.replace import MarkedStep
 from .solve.keep_all import keep_all
+from .stepped import Seen, seen, seen_for
 from .trace import Trace, make_trace
 
 __all__ = ["Captured", "Piece", "capturing"]
@@ -84,6 +87,7 @@ class Piece:
     spare: int = 0
     casts_inside: bool = False
     sketches: Sketches | None = None
+    counted: dict[Seen, int] = field(default_factory=dict)
 
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The function that runs this piece; it takes and gives what the module does."""
@@ -124,7 +128,7 @@ class Piece:
             with first_run_unwatched() if self.casts_inside else nullcontext():
                 results = run(*args)
             plan = self.plan if whole else None
-            follow(results, None if plan is None else Call(self.caller, plan, self.autocast))
+            keep_account(results, None if plan is None else Call(self.caller, plan, self.autocast))
             return results
 
         return call
@@ -203,9 +207,10 @@ class Piece:
         present = self.target is None and not self.only_plan
         if present and device.type == "cuda":
             _warm_up(device)
-        bands = fixed_bands(
-            lifted.graph, device, self.options.optimizer, present=present, counted=self.beside
-        )
+        others = [optimizer for _, optimizer in seen_for(self.given.trained, device)] if present else []
+        counted = states(self.options.optimizer, others, device)
+        self.counted = {seen(state.optimizer): state.held + state.coming for state in counted}
+        bands = fixed_bands(lifted.graph, device, counted, present=present, in_flight=self.beside)
         if self.beside:
             bands[BAND] = self.beside
         outside = self.outside(lifted.graph)
@@ -224,6 +229,16 @@ class Piece:
         held = sum(v.bytes for v in graph.values if v.kind == "tangent" and v.name in wide)
         return 0 if self.options.allow_breaks else 2 * held
 
+    def uncounted_state(self) -> int:
+        """The bytes of optimizer state that are there now and that the plan does not count."""
+        if self.plan is None:
+            return 0
+        device, total = torch.device(self.plan.graph.device), 0
+        for one, optimizer in seen_for(self.given.trained, device):
+            before = self.counted.get(one, one.at_first if device.type == "cuda" else 0)
+            total += max(0, state_bytes(optimizer, device) - before)
+        return total
+
     def make_plan(self) -> Plan:
         """Plan the step that was taken."""
         assert self.trace is not None
@@ -231,11 +246,13 @@ class Piece:
         free = device_blocks(self.trace.device, self.target)
         given, budget = self.options.plan, self.options.budget
         if given is not None and not self.spare:
-            self.plan = _follow(given, self.lifted.graph, free)
+            self.plan = follow(given, self.lifted.graph, budget, memory=self.memory(), free=free)
+            if not self.compiled or self.only_plan:  # what is compiled is judged by its buffers
+                refuse_if_too_large(self.plan, budget)
             return self.plan
         made = plan_graph(
             self.lifted.graph,
-            given.budget if given is not None else budget,
+            given.budget if given is not None and budget is None else budget,
             method=self.options.method,
             memory=self.memory(),
             free=free,
@@ -308,18 +325,6 @@ def _with_tangents_that_come(graph: Graph, trace: Trace) -> Graph:
         return replace(value, bytes=value.bytes if come else 0, held=come and held[value.name])
 
     return graph.replace(values=tuple(map(known, graph.values)))
-
-
-def _follow(plan: Plan, graph: Graph, free: list[int] | None) -> Plan:
-    """A given plan on this graph: the same structure, or an error."""
-    if plan.graph.fingerprint != graph.fingerprint:
-        raise PlanMismatch(
-            f"the plan was made for another step: it has {len(plan.graph.ops)} ops and "
-            f"{sum(v.bytes for v in plan.graph.values)} bytes of values, this step has {len(graph.ops)} and "
-            f"{sum(v.bytes for v in graph.values)}. Plan this model with this batch's shapes and device anew."
-        )
-    made = make_plan(graph, plan.schedule, method=plan.method, budget=plan.budget, notes=plan.notes)
-    return booked(replace(made, sketched=plan.sketched, trimmed=plan.trimmed), free)
 
 
 def _warm_up(device: torch.device) -> None:

@@ -23,7 +23,7 @@ from .plan import Plan
 from .say import log
 from .units import format_bytes
 
-__all__ = ["BAND", "Call", "Caller", "follow", "held_beside", "refuse_if_over", "too_many"]
+__all__ = ["BAND", "Call", "Caller", "held_beside", "keep_account", "refuse_if_over", "too_many"]
 
 BAND = "calls in flight"
 
@@ -83,7 +83,7 @@ def _other_autocast(state: State) -> str:
     )
 
 
-def follow(results: Any, call: Call | None) -> None:
+def keep_account(results: Any, call: Call | None) -> None:
     """Let the backward see which gradients do not come, and keep account of the call until it begins."""
     for node in _backward_nodes(results):
         node.set_materialize_grads(False)  # instead of zeros made for them

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import LowtideError
+from .optimizers import each_optimizer
 from .plan import Plan
 from .solve import find_method
 from .units import Budget, parse_budget
@@ -30,12 +31,13 @@ class Options:
     - `prices`: "measured" on the device, or "roofline" from a table.
     - `differentiate`: "auto" plans for the gradient of the scalar outputs where there are any (a loss), of
       all outputs otherwise; "all" plans for all.
-    - `optimizer`: announces state that is not there yet, so that the budget covers it.
+    - `optimizer`: announces state that is not there yet, so that the budget covers it; one, wrapped or not,
+      or a list.
     - `outside`: bytes that the caller holds between forward and backward besides the outputs: a loss computed
       outside of the step. "auto" sets aside twice what the differentiated outputs take, which is what
       cross-entropy needs; nothing where the loss is inside.
     - `allow_breaks`: plan the pieces of a step that is not one graph, each by itself.
-    - `plan`: a plan to follow instead of making one.
+    - `plan`: a plan to follow instead of making one. It must keep to the budget, or without one to its own.
     - `max_plans`: how many shapes to keep plans for.
 
     >>> import lowtide, torch
@@ -79,15 +81,24 @@ class Options:
             if outside is None:
                 raise LowtideError(f'outside={self.outside!r} must be a number of bytes or "auto"')
             object.__setattr__(self, "outside", outside)
-        if self.optimizer is not None and not hasattr(self.optimizer, "param_groups"):
-            given = getattr(self.optimizer, "__name__", repr(self.optimizer))
-            raise LowtideError(
-                "optimizer= takes a torch.optim.Optimizer, as in torch.optim.AdamW(model.parameters()), "
-                f"not {given}"
-            )
+        self._check_optimizers()
         if not isinstance(self.allow_breaks, bool):
             raise LowtideError(f"allow_breaks={self.allow_breaks!r} must be True or False")
         if not isinstance(self.max_plans, int) or isinstance(self.max_plans, bool) or self.max_plans < 1:
             raise LowtideError(f"max_plans={self.max_plans!r} must be a whole number >= 1")
         if self.plan is not None and not isinstance(self.plan, Plan):
             raise LowtideError(f"plan= takes a lowtide.Plan, not a {type(self.plan).__name__}")
+        if self.plan is not None and self.budget is not None and self.budget.word == "min":
+            raise LowtideError(
+                'budget "min" asks for the smallest plan, plan= for the one that is given: leave one of them '
+                'out, or write a budget that the plan must keep to, as in "8GiB"'
+            )
+
+    def _check_optimizers(self) -> None:
+        given = [self.optimizer] if self.optimizer == [] else each_optimizer(self.optimizer)
+        for one in given:
+            if isinstance(one, type) or not hasattr(one, "param_groups") or not hasattr(one, "step"):
+                raise LowtideError(
+                    "optimizer= takes a torch.optim.Optimizer, as in torch.optim.AdamW(model.parameters()), "
+                    f"or a list of some, not {getattr(one, '__name__', repr(one))}"
+                )

@@ -4,91 +4,86 @@ from __future__ import annotations
 
 import gc
 import math
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from .allocator import rounded
-from .errors import LowtideError
 from .graph import Graph
+from .optimizers import SIZES, each_optimizer, first_state, levels, state_bytes
 
-__all__ = ["fixed_bands", "optimizer_bytes"]
+__all__ = ["State", "fixed_bands", "optimizer_bytes", "states"]
 
-SIZES = (2, 3, 5, 7, 11, 13, 17, 19)
-"""The sizes that tell the dimensions of a small parameter apart."""
+
+class State(NamedTuple):
+    """The bytes of an optimizer's state on a device: what is there, and what its first step will make."""
+
+    optimizer: Any
+    held: int
+    coming: int
 
 
 def fixed_bands(
-    graph: Graph, device: torch.device, optimizer: Any, *, present: bool, counted: int = 0
+    graph: Graph, device: torch.device, optimizers: Sequence[State], *, present: bool, in_flight: int = 0
 ) -> dict[str, int]:
     """Bytes that are there during the whole step and that no value of the graph stands for.
 
     `present` says that the device is here and holds the step's inputs already, so that what else it holds
-    can be read from its allocator; `counted` bytes of that have a band of their own.
+    can be read from its allocator; what calls in flight hold of that has a band of its own.
     """
-    held, coming = optimizer_bytes(optimizer, device) if optimizer is not None else (0, 0)
-    bands = {"optimizer": held + coming}
+    held = sum(state.held for state in optimizers)
+    bands = {"optimizer": held + sum(state.coming for state in optimizers)}
     if present and device.type == "cuda":
         gc.collect()  # tensors that only a cycle of objects holds may be gone before the step
-        bands["other"] = max(torch.cuda.memory_allocated(device) - graph.given_bytes - held - counted, 0)
+        bands["other"] = max(torch.cuda.memory_allocated(device) - graph.given_bytes - held - in_flight, 0)
     return {name: size for name, size in bands.items() if size}
 
 
+def states(announced: Any, others: Iterable[Any], device: torch.device) -> list[State]:
+    """The state of the optimizers that were announced, and of others as far as it is there."""
+    found: list[State] = []
+    for *outer, innermost in map(levels, each_optimizer(announced)):
+        found += [State(level, state_bytes(level, device), 0) for level in outer]
+        found.append(State(innermost, state_bytes(innermost, device), _coming_bytes(innermost, device)))
+    known = {id(state.optimizer) for state in found}
+    return found + [State(one, state_bytes(one, device), 0) for one in others if id(one) not in known]
+
+
 def optimizer_bytes(optimizer: Any, device: torch.device) -> tuple[int, int]:
-    """The bytes of an optimizer's state on a device: what is there, and what its first step will make."""
-    held = coming = 0
+    """The bytes of an optimizer's state, and of those that it wraps: what is there, and what is to come."""
+    found = states(optimizer, (), device)
+    return sum(state.held for state in found), sum(state.coming for state in found)
+
+
+def _coming_bytes(optimizer: Any, device: torch.device) -> int:
+    """What a first step makes for the parameters that have no state yet."""
+    coming = 0
+    states = getattr(optimizer, "state", {})
     for group in optimizer.param_groups:
         made: dict[tuple[torch.dtype, int], dict[str, Any]] = {}
         for parameter in group["params"]:
-            state = optimizer.state.get(parameter)
-            if state:
-                held += _state_bytes(state, device)
-            elif parameter.requires_grad:
+            if parameter.requires_grad and not states.get(parameter):
                 kind = parameter.dtype, parameter.ndim
                 if kind not in made:
-                    made[kind] = _first_state(optimizer, group, *kind)
-                coming += _scaled_bytes(made[kind], parameter, device)
-    return held, coming
+                    made[kind] = first_state(optimizer, group, *kind)
+                coming += _scaled_bytes(made[kind], parameter, device, on_device=_counts_on_device(group))
+    return coming
 
 
-def _state_bytes(state: dict[str, Any], device: torch.device) -> int:
-    tensors = [item for item in state.values() if isinstance(item, torch.Tensor)]
-    return sum(rounded(t.untyped_storage().nbytes(), device) for t in tensors if t.device.type == device.type)
+def _counts_on_device(group: dict[str, Any]) -> bool:
+    """Whether single numbers, such as a count of steps, are where the parameter is, not on the host."""
+    return bool(group.get("fused") or group.get("capturable"))
 
 
-def _first_state(optimizer: Any, group: dict[str, Any], dtype: torch.dtype, ndim: int) -> dict[str, Any]:
-    """What a first step makes for a small parameter of so many dimensions, each of another size.
-
-    What it makes may depend on them: Adafactor keeps rows and columns of a matrix, Muon takes nothing else.
-    """
-    small = torch.nn.Parameter(torch.zeros(SIZES[: max(ndim, 1)], dtype=dtype))
-    small.grad = torch.zeros_like(small)
-    options = {key: value for key, value in group.items() if key != "params"}
-    options |= {key: False for key in ("fused", "capturable") if key in options}
-    trial = object.__new__(type(optimizer))
-    trial.__dict__.update(optimizer.__dict__)
-    trial.param_groups = [{**options, "params": [small]}]
-    trial.state = type(optimizer.state)(dict)
-    step = getattr(type(optimizer).step, "__wrapped__", type(optimizer).step)
-    try:
-        step(trial)
-    except Exception as error:
-        raise LowtideError(
-            f"cannot tell the state of {type(optimizer).__name__} before its first step ({error}); "
-            "take one step before capping, or leave optimizer= out and subtract it from the budget"
-        ) from error
-    return dict(trial.state[small])
-
-
-def _scaled_bytes(state: dict[str, Any], parameter: torch.Tensor, device: torch.device) -> int:
-    """The bytes of such a state for a whole parameter; single numbers stay on the host."""
+def _scaled_bytes(
+    state: dict[str, Any], parameter: torch.Tensor, device: torch.device, *, on_device: bool
+) -> int:
+    """The bytes of such a state for a whole parameter."""
     real = dict(zip(SIZES, parameter.shape or (1,), strict=False))
-    tensors = [item for item in state.values() if isinstance(item, torch.Tensor)]
-    whole = single = 0
-    for tensor in tensors:
-        if tensor.ndim:
+    total = 0
+    for tensor in (item for item in state.values() if isinstance(item, torch.Tensor)):
+        if tensor.ndim or on_device or device.type == "cpu":
             size = math.prod(real.get(length, length) for length in tensor.shape)
-            whole += rounded(size * tensor.element_size(), device)
-        else:
-            single += tensor.untyped_storage().nbytes()
-    return whole + (single if device.type == "cpu" else 0)
+            total += rounded(size * tensor.element_size(), device)
+    return total

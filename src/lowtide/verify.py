@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
-from .api import _capped, cap, plan_of, uncap
+from .api import cap, plan_of, uncap
 from .errors import LowtideError, NothingToTrain
+from .in_place import capped_of
 from .measure import Measurement
 from .plan import Plan
 from .say import silence
@@ -165,7 +166,7 @@ def verify(
     """
     if loss is None:
         options.setdefault("outside", 0)  # the made-up loss holds nothing
-    if _capped(model) is not None:
+    if capped_of(model) is not None:
         raise LowtideError(
             "verify runs the step without a cap and under its own, and this model is capped already; "
             "lowtide.uncap(model) first, and lowtide.cap it again afterwards"

@@ -20,6 +20,7 @@ from torch import fx
 
 from .._torch import generated_code, private, written_down_where_asked
 from ..errors import BudgetTooSmall
+from ..follow import plan_too_large
 from ..plan import Plan
 from ..say import log
 from ..shortfall import too_small
@@ -96,6 +97,8 @@ class CompiledStep:
             self.piece.trace = self.piece.lifted = None
             if plan.budget is None or plan.peak <= plan.budget:
                 return run
+            if self.piece.options.plan is not None:
+                raise plan_too_large(plan, self.piece.options.budget)
             smallest = plan if smallest is None or plan.peak < smallest.peak else smallest
             missed = plan
             if last:
