@@ -33,6 +33,7 @@ class Trial:
         self.kept_buffers = [tensor.detach().clone() for _, _, _, tensor in self.buffers]
         self.kept_gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
         self.random = _random_state()
+        self.resident: list[torch.Tensor] = []
 
     def restore(self) -> None:
         with torch.no_grad():
@@ -62,7 +63,7 @@ class Trial:
             holder.append(output)
             self.backward(output)
 
-        taken = measure(step, device=self.device())
+        taken = measure(step, device=self.device(), resident=self.resident)
         return self.results(holder[0], batch, kwargs), taken
 
     def device(self) -> torch.device:
