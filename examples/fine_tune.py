@@ -36,12 +36,12 @@ def make_batch(rows: int = 16, length: int = 64) -> dict[str, torch.Tensor]:
 def main() -> None:
     torch.manual_seed(0)
     model, batch = make_model(), make_batch()
-    uncapped = lowtide.plan(model, kwargs=batch)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    uncapped = lowtide.plan(model, kwargs=batch, optimizer=optimizer)
     print(f"uncapped, the peak of a step is {uncapped.peak / 2**20:.1f} MiB")
 
-    lowtide.cap(model, "60%")  # the line
+    lowtide.cap(model, "60%", optimizer=optimizer)  # the line
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(6):
         loss = model(**make_batch()).loss
         loss.backward()

@@ -189,6 +189,17 @@ def test_state_that_grows_later_and_state_that_is_loaded(model, x):
     assert lowtide.plan_of(model).graph.fixed["optimizer"] == 3 * whole + 4 * len(list(model.parameters()))
 
 
+def test_verify_counts_the_state_that_is_there(model, x):
+    optimizer = torch.optim.Adam(model.parameters())
+    lowtide.cap(model, "1GiB")
+    train(model, x, optimizer, steps=1)
+    lowtide.uncap(model)
+    for options in ({}, {"optimizer": optimizer}):
+        found = lowtide.verify(model, x, budget="80%", **options)
+        assert found.predicted == found.measured
+        assert found.plan.graph.fixed["optimizer"] == sum(8 * p.numel() + 4 for p in model.parameters())
+
+
 def test_state_of_another_model_is_not_counted_on_the_cpu(model, x):
     other = WithLoss(mlp())
     lowtide.cap(model, "1GiB")

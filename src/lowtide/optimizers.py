@@ -12,7 +12,7 @@ import copy
 import inspect
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from ._torch import is_optimizer_hook, private, without_optimizer_hooks
 from .allocator import rounded
 from .errors import LowtideError
 
-__all__ = ["each_optimizer", "first_state", "levels", "state_bytes"]
+__all__ = ["each_optimizer", "first_state", "levels", "state_bytes", "state_tensors"]
 
 _INNER = ("optimizer", "_optimizer", "optim", "base_optimizer")
 """Where a wrapper has what it wraps: accelerate and DeepSpeed, Lightning, torch.distributed, SAM."""
@@ -63,27 +63,31 @@ def _inner(optimizer: Any) -> Any:
 def state_bytes(optimizer: Any, device: torch.device) -> int:
     """The bytes that an optimizer's own state takes on a device; what it wraps is not looked at."""
     sizes: dict[int, int] = {}
-    for tensor in _tensors(getattr(optimizer, "state", None)):
+    for tensor in state_tensors(optimizer):
         if tensor.device.type == device.type:
             storage = tensor.untyped_storage()
             sizes[storage._cdata] = storage.nbytes()
     return sum(rounded(size, device) for size in sizes.values())
 
 
+def state_tensors(optimizer: Any) -> list[torch.Tensor]:
+    """The tensors of an optimizer's own state."""
+    return list(_tensors(getattr(optimizer, "state", None)))
+
+
 def _tensors(tree: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     """The tensors in a nest of containers; of a subclass that is made of others, those."""
     if isinstance(tree, torch.Tensor):
-        if hasattr(tree, "__tensor_flatten__"):
+        if type(tree) is not torch.Tensor and hasattr(tree, "__tensor_flatten__"):
             yield from (getattr(tree, name) for name in tree.__tensor_flatten__()[0])
         elif tree.layout == torch.strided:
             yield tree
-        return
-    items: Iterable[Any] = tree.values() if isinstance(tree, Mapping) else ()
-    if isinstance(tree, list | tuple | set | frozenset):
-        items = tree
-    if depth < _DEEPEST:
-        for item in items:
+    elif isinstance(tree, _CONTAINERS) and depth < _DEEPEST:
+        for item in tree.values() if isinstance(tree, Mapping) else tree:
             yield from _tensors(item, depth + 1)
+
+
+_CONTAINERS = (dict, Mapping, list, tuple, set, frozenset)
 
 
 def first_state(optimizer: Any, group: dict[str, Any], dtype: torch.dtype, ndim: int) -> dict[str, Any]:

@@ -17,15 +17,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from .optimizers import state_bytes
+from .optimizers import each_optimizer, levels, state_bytes, state_tensors
 from .trial import modules_of
 
 if TYPE_CHECKING:
     from .capped import Capped
 
-__all__ = ["Seen", "capped_around", "changes", "forget", "seen", "watch"]
+__all__ = [
+    "Seen",
+    "capped_around",
+    "changes",
+    "forget",
+    "look_at_steps",
+    "present_state",
+    "seen",
+    "seen_for",
+    "watch",
+]
 
-_CUDA, _CPU = torch.device("cuda"), torch.device("cpu")
+_CUDA = torch.device("cuda")
 _OFTEN = 128
 """Steps between two full counts of a state whose outlines have not changed; chosen."""
 
@@ -55,7 +65,7 @@ class Seen:
         if outline == self.outline and not self.is_due():
             return False
         before, self.outline = self.bytes, outline
-        self.bytes = state_bytes(optimizer, _CPU) + state_bytes(optimizer, _CUDA)
+        self.bytes = sum(tensor.nbytes for tensor in state_tensors(optimizer))
         return self.bytes != before
 
     def is_due(self) -> bool:
@@ -115,6 +125,13 @@ def seen_for(
         optimizer = one.optimizer()
         if optimizer is not None and one.steps and (device.type == "cuda" or _trains(optimizer, own)):
             yield one, optimizer
+
+
+def present_state(announced: Any, trained: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The state that is there and that a plan on the CPU counts: of what was announced or has stepped."""
+    held = [level for one in each_optimizer(announced) for level in levels(one)]
+    held += [optimizer for _, optimizer in seen_for(map(weakref.ref, trained), torch.device("cpu"))]
+    return [tensor for optimizer in held for tensor in state_tensors(optimizer)]
 
 
 def _trains(optimizer: Any, own: set[int]) -> bool:

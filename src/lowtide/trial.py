@@ -35,6 +35,7 @@ class Trial:
         self.kept_gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
         self.random = _random_state()
         self.autocast = present_state()
+        self.resident: list[torch.Tensor] = []
 
     def restore(self) -> None:
         with torch.no_grad():
@@ -67,7 +68,7 @@ class Trial:
             torch.autograd.backward(*ends)
 
         with in_state(()):
-            taken = measure(step, device=self.device())
+            taken = measure(step, device=self.device(), resident=self.resident)
         return self.results(holder[0], batch, kwargs), taken
 
     def device(self) -> torch.device:

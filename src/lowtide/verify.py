@@ -25,6 +25,7 @@ from .measure import Measurement
 from .plan import Plan
 from .say import silence
 from .sketching.planned import as_planned, weights_of
+from .stepped import present_state
 from .trial import Trial, modules_of
 from .units import Budget, format_bytes, format_seconds
 
@@ -172,6 +173,7 @@ def verify(
             "lowtide.uncap(model) first, and lowtide.cap it again afterwards"
         )
     trial = Trial(model, batch, kwargs or {}, loss)
+    trial.resident = present_state(options.get("optimizer"), trial.parameters.values())
     try:
         plain, uncapped = trial.run(model)
         capped, peak, plan = _run_capped(trial, model, budget, options)
