@@ -10,18 +10,20 @@ from typing import Any, TypeVar
 
 import torch
 
-from ._torch import capture_settings, private
+from ._torch import capture_settings, private, usual_stance
 from .breaks import clear_errors, users_error
 from .capped import Capped, fresh
 from .capture import Captured, Piece, capturing
-from .errors import CaptureError, LowtideError
+from .errors import CaptureError, GraphBreak, LowtideError
 from .meta import fakes_for_meta
 from .misfit import misfit, takes_by_name
 from .options import Options
 from .plan import Plan
 from .say import planning
 from .sketching.marker import leaving_marks
+from .trial import modules_of
 from .units import Budget
+from .whole import refuse_lazy, refuse_part, refuse_what_is_not_captured
 
 __all__ = ["cap", "plan", "plan_of", "uncap"]
 
@@ -63,6 +65,7 @@ def cap(
         raise LowtideError(f"cap takes a module or a function, not a {type(model).__name__}")
     if not isinstance(model, torch.nn.Module):
         return _wrap(model, chosen)  # type: ignore[no-any-return]
+    _refuse_wrappers(model)
     inner = [name for name, part in model.named_modules() if name and _capped(part) is not None]
     if inner:
         raise LowtideError(f"{inner[0]!r} inside this model is capped already; lowtide.uncap it first")
@@ -75,6 +78,17 @@ def cap(
     model._compiled_call_impl = capped
     model.__lowtide__ = capped  # type: ignore[assignment]  # copies leave out the other, and this one says so
     return model
+
+
+def _refuse_wrappers(model: torch.nn.Module) -> None:
+    """Refuse what cannot hold a cap: it would be lost, or end in an error at the first call."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise LowtideError("a model of torch.jit cannot be captured; cap the module that it was made from")
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise LowtideError(
+            "cap the module and wrap it then, as in DistributedDataParallel(lowtide.cap(model, ...)): what "
+            "DDP does around the module cannot be captured"
+        )
 
 
 def _call_of(module: torch.nn.Module) -> Callable[..., Any]:
@@ -158,11 +172,14 @@ def plan(
     >>> lowtide.plan(model, torch.empty(512, 64), budget="1MiB").peak <= 2**20
     True
     """
+    refuse_what_is_not_captured()
+    refuse_lazy(module for _, module in modules_of(model))
     chosen = Options.make(budget, prices=prices, **options)
     piece = Piece(chosen, target=None if device is None else str(device), only_plan=True)
     function = _call_of(model) if isinstance(model, torch.nn.Module) else model
 
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        refuse_part(module)
         return piece.compile(module, inputs)
 
     step = torch.compile(fresh(function), backend=backend, fullgraph=True, dynamic=False)
@@ -171,6 +188,7 @@ def plan(
             capturing,
             planning(),
             clear_errors(),
+            usual_stance(),
             capture_settings(),
             leaving_marks(),
             private("without_modes")(),
@@ -208,6 +226,11 @@ def _told(
     whole = batch[0] if len(batch) == 1 and not kwargs else None
     if isinstance(whole, Mapping) and takes_by_name(model, whole):
         error.add_note("the batch is one dict whose keys the model takes by name: is kwargs=batch meant?")
+    if isinstance(error, GraphBreak):
+        error.add_note(
+            "if only the first call of the model does this (it may install hooks, or make a cache), call it "
+            "once before, as in `with torch.no_grad(): model(batch)`; lowtide.cap does so, a plan runs nothing"
+        )
     return error
 
 

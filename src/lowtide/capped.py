@@ -17,19 +17,24 @@ from typing import Any
 
 import torch
 
-from ._torch import capture_settings, count_global_hooks, private
+from ._torch import capture_settings, count_global_hooks, private, usual_stance
 from .breaks import clear_errors
 from .capture import Piece, capturing
 from .errors import CaptureError
+from .first_call import install, may_install
 from .modes import with_foreign_modes, without_foreign_modes
 from .options import Options
 from .plan import Plan
 from .say import log, planning, say_plan
 from .simulate import simulate
 from .sketching.marker import leaving_marks
-from .trial import Trial
+from .trial import Trial, modules_of
+from .whole import forced_eager, refuse_lazy, refuse_part, refuse_second_part, refuse_what_is_not_captured
 
 __all__ = ["Capped", "fresh"]
+
+_present = threading.local()
+"""The graphs that torch handed over for the call that a thread is in."""
 
 
 @dataclass(eq=False)
@@ -93,24 +98,37 @@ class Capped:
             raise CaptureError("a capped model cannot be captured again; lowtide.uncap it first")
         if not self.trains():
             return self.function(*args, **kwargs)
+        refuse_what_is_not_captured()
         entry = self.entry(args, kwargs)
+        try:
+            return self.run(entry, args, kwargs)
+        except CaptureError as error:
+            if any(piece.plan for piece in entry.pieces):
+                raise
+            installed = self.install(error, args, kwargs)
+        result = self.run(self.entry(args, kwargs), args, kwargs)
+        self.say(f"captured at the second try: the first call of {self.name} {installed}")
+        return result
+
+    def run(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call of a compiled step, which plans it where it is new."""
         before = len(entry.pieces)
         present = entry.gradients()
         entry.ran = []
+        _present.graphs = 0
         try:
             with (
                 self.one_at_a_time(entry),
                 nullcontext() if entry.pieces else planning(),
                 clear_errors(),
                 without_foreign_modes(),
+                usual_stance(),
                 capture_settings(),
                 leaving_marks(),
             ):
                 result = entry.call(*args, **kwargs)  # type: ignore[misc]
-        except BaseException as error:
+        except BaseException:
             self.forget_failed(entry)
-            if isinstance(error, CaptureError) and error.may_be_users:
-                self.raise_users_error(args, kwargs)
             raise
         self.plan = entry.plan_with(present) or self.plan
         if entry.plan is None:
@@ -118,6 +136,38 @@ class Capped:
         if len(entry.pieces) > before:
             self.say_plans(entry.pieces[before:])
         return result
+
+    def install(self, error: CaptureError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Run a step that torch could not capture plainly, for what its first call installs, in words.
+
+        Raises what the step itself raises, or the error where a second try would not help.
+        """
+        modules = self.modules()
+        if error.__cause__ is None:  # not torch's: the step was refused for what it is
+            raise error
+        if may_install(modules, (args, kwargs)):
+            with capturing:
+                installed = install(lambda: self.function(*args, **kwargs), modules, (args, kwargs))
+            if installed is not None:
+                return installed
+            error.add_note(
+                "the first call of the step is not like the next one. Run it once before: "
+                "`with torch.no_grad(): model(batch)`"
+            )
+        elif error.may_be_users:
+            self.raise_users_error(args, kwargs)
+        raise error
+
+    def modules(self) -> list[torch.nn.Module]:
+        """The modules of the step."""
+        return [module for _, module in modules_of(self.function if self.module is None else self.module)]
+
+    @property
+    def name(self) -> str:
+        """What a user calls this step."""
+        if self.module is not None:
+            return type(self.module).__name__
+        return getattr(self.function, "__qualname__", "the step")
 
     def raise_users_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run the step plainly, in case that raises an error of its own; the model stays as it is."""
@@ -142,6 +192,9 @@ class Capped:
             return False
         if self.module is not None and not self.module.training:
             self.say("the model is in eval mode: it runs plainly, without a plan, until model.train()")
+            return False
+        if forced_eager():
+            self.say('torch.compiler.set_stance("force_eager") is in force: the step runs plainly, uncapped')
             return False
         return True
 
@@ -174,6 +227,7 @@ class Capped:
         return present > 0 and plan.peak + present > plan.budget
 
     def new_entry(self) -> Entry:
+        refuse_lazy(self.modules())
         entry = Entry(self.options)
         entry.call = torch.compile(
             fresh(self.function),
@@ -209,8 +263,13 @@ def _backend_for(entry: Entry) -> Callable[..., Any]:
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         owner = weak()
         assert owner is not None
+        if not owner.options.allow_breaks:
+            refuse_part(module)
+            if _present.graphs:
+                refuse_second_part()
         piece = Piece(owner.options)
         run = piece.compile(module, inputs)
+        _present.graphs += 1
         owner.pieces.append(piece)
 
         def call(*args: Any) -> Any:
@@ -236,12 +295,13 @@ def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What a plan depends on besides the model: shapes, dtypes, devices, plain values and autocast."""
+    """What a plan depends on besides the model: shapes, dtypes, devices, plain values, autocast and DDP."""
     leaves, spec = private("tree_flatten")((args, kwargs))
     casts = tuple(
         (kind, torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
     )
-    return (casts, count_global_hooks(), str(spec), *map(_leaf_key, leaves))
+    in_ddp = private("active_ddp")() is not None
+    return (casts, count_global_hooks(), in_ddp, str(spec), *map(_leaf_key, leaves))
 
 
 def _leaf_key(leaf: Any) -> Any:

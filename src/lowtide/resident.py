@@ -8,11 +8,15 @@ from typing import Any
 
 import torch
 
+from ._torch import private
 from .allocator import rounded
 from .errors import LowtideError
 from .graph import Graph
 
-__all__ = ["fixed_bands", "optimizer_bytes"]
+__all__ = ["bucket_bytes", "fixed_bands", "optimizer_bytes"]
+
+_NUMBER = 4
+"""Bytes of one of the numbers in which DistributedDataParallel notes the parameters that were used."""
 
 SIZES = (2, 3, 5, 7, 11, 13, 17, 19)
 """The sizes that tell the dimensions of a small parameter apart."""
@@ -29,7 +33,21 @@ def fixed_bands(graph: Graph, device: torch.device, optimizer: Any, *, present: 
     if present and device.type == "cuda":
         gc.collect()  # tensors that only a cycle of objects holds may be gone before the step
         bands["other"] = max(torch.cuda.memory_allocated(device) - graph.given_bytes - held, 0)
+    elif present:  # on CUDA they are among the others
+        bands["DDP buckets"] = bucket_bytes()
     return {name: size for name, size in bands.items() if size}
+
+
+def bucket_bytes() -> int:
+    """The bytes that DistributedDataParallel holds beside a module that it calls.
+
+    Copies of the gradients, and two numbers for each parameter that say whether it was used.
+    """
+    wrapper = private("active_ddp")()
+    if wrapper is None:
+        return 0
+    trained = [parameter for parameter in wrapper.module.parameters() if parameter.requires_grad]
+    return sum(p.numel() * p.element_size() + 2 * _NUMBER for p in trained)
 
 
 def optimizer_bytes(optimizer: Any, device: torch.device) -> tuple[int, int]:

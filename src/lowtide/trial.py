@@ -11,9 +11,13 @@ import torch
 
 from ._torch import private
 from .errors import NothingToTrain
+from .first_call import Attributes
 from .measure import Measurement, measure
 
-__all__ = ["Trial"]
+__all__ = ["Steps", "Trial"]
+
+Steps = list[dict[str, Any]]
+"""What came out of steps that were run one after another."""
 
 
 class Trial:
@@ -33,6 +37,23 @@ class Trial:
         self.kept_buffers = [tensor.detach().clone() for _, _, _, tensor in self.buffers]
         self.kept_gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
         self.random = _random_state()
+        self.attributes = Attributes(module for _, module in modules)
+
+    def start_again(self) -> None:
+        """Be as before the first run: what that installed (hooks, caches, flags) is gone, too."""
+        self.attributes.restore()
+        self.restore()
+
+    def run_twice(self, model: Any) -> tuple[Steps, Measurement]:
+        """Two steps, each from the kept tensors, of which the second is measured."""
+        first, _ = self.run(model)
+        second, taken = self.run(model)
+        return [first, second], taken
+
+    def run_from_the_start(self, model: Any) -> tuple[Steps, Measurement]:
+        """Two steps of a model that was not called before."""
+        self.start_again()
+        return self.run_twice(model)
 
     def restore(self) -> None:
         with torch.no_grad():
