@@ -66,6 +66,10 @@ NAMES: dict[str, tuple[str, str]] = {
     "Tracer": ("torch._dynamo.symbolic_convert:InstructionTranslator", "2.11-2.13"),
     "leave_pool": ("torch._C:_cuda_endAllocateToPool", "2.11-2.13"),
     "graph_task": ("torch._C:_current_graph_task_id", "2.11-2.13"),
+    "active_ddp": ("torch.nn.parallel:DistributedDataParallel._get_active_ddp_module", "2.11-2.13"),
+    "eval_frame": ("torch._dynamo.eval_frame", "2.11-2.13"),
+    "functorch_level": ("torch._C:_functorch.peek_interpreter_stack", "2.11-2.13"),
+    "saving_hooks_allowed": ("torch._C:_autograd._saved_tensors_hooks_is_enabled", "2.11-2.13"),
     "saving_hooks": ("torch._C:_autograd._top_saved_tensors_default_hooks", "2.11-2.13"),
 }
 
@@ -193,20 +197,47 @@ def attributes(owner: Any, **values: Any) -> Iterator[None]:
             setattr(owner, name, value)
 
 
+RECAPTURES = 64
+"""How often a step may be captured for the same shapes, where it reads Python values that change; chosen."""
+
+
 def capture_settings() -> AbstractContextManager[None]:
     """How torch.compile's front end looks at a step while it is called (names seen in 2.11-2.13).
 
     Hooks on modules are watched, so that one added later is not missed; a step that reads changing Python
-    values may be captured more than a few times; what it writes to a log is left out, not refused.
-    Not by `config.patch`, which leaves a context variable behind for good, here at every step.
+    values may be captured more than a few times; what it writes to a log is left out, not refused. The
+    buckets of DistributedDataParallel do not split the graph; where torch would give up and run plainly, it
+    raises. Not by `config.patch`, which leaves a context variable behind for good, here at every step.
     """
     config = private("dynamo_config")
     return attributes(
         config,
         skip_nnmodule_hook_guards=False,
-        recompile_limit=64,
+        recompile_limit=RECAPTURES,
+        fail_on_recompile_limit_hit=True,
+        suppress_errors=False,
+        optimize_ddp=False,
         ignore_logging_functions=config.ignore_logging_functions or _log_functions(),
     )
+
+
+def stance() -> str:
+    """What `torch.compiler.set_stance` says, "default" unless it was called (`_stance` seen in 2.11-2.13)."""
+    return private("eval_frame")._stance.stance  # type: ignore[no-any-return]
+
+
+@contextmanager
+def usual_stance() -> Iterator[None]:
+    """Let torch.compile capture at once, whatever stance compiled functions of others wait in.
+
+    Of those that it sets aside "eager_then_compile" would run a first step without a plan. Not so
+    "fail_on_recompile", which raises.
+    """
+    if stance() in ("default", "fail_on_recompile") and private("eval_frame")._stance.backend is None:
+        yield
+        return
+    with torch.compiler.set_stance("default"):
+        yield
 
 
 _LOG_NAMES = ("debug", "info", "warn", "warning", "error", "exception", "critical", "fatal", "log")

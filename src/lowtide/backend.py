@@ -14,13 +14,15 @@ from typing import Any
 import torch
 from torch import fx
 
+from ._torch import private
 from .autocast import State
 from .capture import Piece
 from .errors import LowtideError
 from .in_flight import Caller
 from .options import Options
-from .say import say_plan
+from .say import say_once, say_plan
 from .stepped import changes, look_at_steps
+from .whole import refuse_part
 
 __all__ = ["lowtide"]
 
@@ -39,9 +41,20 @@ def lowtide(
     if "budget" not in chosen and "plan" not in chosen:
         raise LowtideError('backend="lowtide" needs options={"budget": ...}, as in {"budget": "8GiB"}')
     made = Options.make(chosen.pop("budget", None), **chosen)
+    _check(module, made)
     if any(isinstance(item, torch.SymInt) for item in inputs) or _floats(module):
         return _PerShape(module, made)
     return _Planned(module, inputs, made)
+
+
+def _check(module: torch.fx.GraphModule, options: Options) -> None:
+    """Refuse a part of a step, unless pieces are allowed; say where torch would not show a refusal."""
+    if private("dynamo_config").suppress_errors:
+        say_once(
+            "torch._dynamo.config.suppress_errors is set: a step that Lowtide refuses, torch runs uncapped"
+        )
+    if not options.allow_breaks:
+        refuse_part(module)
 
 
 class _Planned:

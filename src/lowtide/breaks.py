@@ -111,6 +111,8 @@ def _reason(error: Any) -> str:
         return "a backward hook of a module; torch captures hooks of tensors and parameters, not this one"
     if "data-dependent" in said:
         return "data-dependent branching: a plan is made before the values of tensors are known"
+    if "functorch" in said:
+        return "a transform of torch.func around it; lowtide.uncap the model, or cap the whole function"
     if "RNN, GRU, or LSTM" in said:
         return f"{said}; lowtide.Recurrent caps such a layer"
     return said

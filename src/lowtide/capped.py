@@ -18,27 +18,32 @@ from typing import Any
 
 import torch
 
-from ._torch import capture_settings, count_global_hooks, outside_dynamo, private
+from ._torch import capture_settings, count_global_hooks, outside_dynamo, private, usual_stance
 from .autocast import State, present_state
 from .breaks import CAPPED_INSIDE, clear_errors
 from .capture import Piece, capturing
 from .errors import BudgetTooSmall, CaptureError
+from .first_call import install, may_install
 from .in_flight import BAND, Caller, held_beside, too_many
 from .modes import with_foreign_modes, without_foreign_modes
-from .options import Options
+from .options import Options, limit
 from .plan import Plan
 from .say import log, planning, say_plan
 from .simulate import simulate
 from .sketching.marker import leaving_marks
 from .stepped import changes
-from .trial import Trial
+from .trial import Trial, modules_of
 from .units import format_bytes
+from .whole import forced_eager, refuse_lazy, refuse_part, refuse_second_part, refuse_what_is_not_captured
 
 __all__ = ["Capped", "fresh"]
 
+_present = threading.local()
+"""How many graphs torch handed over for the capped call that a thread is in; None outside of one."""
 
-_now = threading.local()
-"""Whether a capped call is going on in this thread: one inside of it would have a budget of its own."""
+
+def _present_graphs() -> int | None:
+    return getattr(_present, "graphs", None)
 
 
 @dataclass(eq=False)
@@ -126,7 +131,7 @@ class Capped:
         self.entries: OrderedDict[Any, Entry] = OrderedDict()
         self.lock = threading.RLock()
         self.said: set[str] = set()
-        self.caller = Caller(_name_of(function if module is None else module))
+        self.caller = Caller(self.name)
         self.calls = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -136,32 +141,44 @@ class Capped:
     def call(self, *args: Any, **kwargs: Any) -> Any:
         if not self.trains():
             return self.function(*args, **kwargs)
-        if getattr(_now, "inside", False):
+        if _present_graphs() is not None:
             raise CaptureError(f"{CAPPED_INSIDE}: a step has one budget. lowtide.uncap one of the two")
+        refuse_what_is_not_captured()
         entry = self.entry(args, kwargs)
+        try:
+            return self.run(entry, args, kwargs)
+        except CaptureError as error:
+            if any(piece.plan for piece in entry.pieces):
+                raise
+            installed = self.install(error, args, kwargs)
+        result = self.run(self.entry(args, kwargs), args, kwargs)
+        self.say(f"captured at the second try: the first call of {self.name} {installed}")
+        return result
+
+    def run(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call of a compiled step, which plans it where it is new."""
         before = len(entry.pieces)
         uncounted = entry.uncounted()
         entry.ran = []
-        _now.inside = True
+        _present.graphs = 0
         try:
             with (
                 self.one_at_a_time(entry),
                 nullcontext() if entry.pieces else planning(),
                 clear_errors(),
                 without_foreign_modes(),
+                usual_stance(),
                 capture_settings(),
                 leaving_marks(),
             ):
                 result = entry.call(*args, **kwargs)  # type: ignore[misc]
         except BaseException as error:
             self.forget_failed(entry)
-            if isinstance(error, CaptureError) and error.may_be_users:
-                self.raise_users_error(args, kwargs)
             if isinstance(error, BudgetTooSmall) and entry.beside:
                 raise too_many(self.caller, error.budget) from None
             raise
         finally:
-            _now.inside = False
+            _present.graphs = None
         self.calls += 1
         self.plan = entry.plan_with(uncounted) or self.plan
         if entry.plan is None:
@@ -169,6 +186,38 @@ class Capped:
         if len(entry.pieces) > before:
             self.say_plans(entry.pieces[before:])
         return result
+
+    def install(self, error: CaptureError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Run a step that torch could not capture plainly, for what its first call installs, in words.
+
+        Raises what the step itself raises, or the error where a second try would not help.
+        """
+        modules = self.modules()
+        if error.__cause__ is None:  # not torch's: the step was refused for what it is
+            raise error
+        if may_install(modules, (args, kwargs)):
+            with capturing:
+                installed = install(lambda: self.function(*args, **kwargs), modules, (args, kwargs))
+            if installed is not None:
+                return installed
+            error.add_note(
+                "the first call of the step is not like the next one. Run it once before: "
+                "`with torch.no_grad(): model(batch)`"
+            )
+        elif error.may_be_users:
+            self.raise_users_error(args, kwargs)
+        raise error
+
+    def modules(self) -> list[torch.nn.Module]:
+        """The modules of the step."""
+        return [module for _, module in modules_of(self.function if self.module is None else self.module)]
+
+    @property
+    def name(self) -> str:
+        """What a user calls this step."""
+        if self.module is not None:
+            return type(self.module).__name__
+        return getattr(self.function, "__qualname__", "the step")
 
     def raise_users_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run the step plainly, in case that raises an error of its own; the model stays as it is."""
@@ -193,6 +242,9 @@ class Capped:
             return False
         if self.module is not None and not self.module.training:
             self.say("the model is in eval mode: it runs plainly, without a plan, until model.train()")
+            return False
+        if forced_eager():
+            self.say('torch.compiler.set_stance("force_eager") is in force: the step runs plainly, uncapped')
             return False
         return True
 
@@ -226,14 +278,26 @@ class Capped:
         beside = held_beside(self.caller)
         if not beside or entry.fits(beside):
             return 0
+        if entry.plan is not None and limit(self.options, entry.plan) is None:
+            self.say(f"{self.relative_to()}: what calls hold whose backward is still to come is not in it")
+            return 0
         if self.caller.beside != beside:
             gc.collect()  # a call that only a cycle of objects holds, such as a traceback's, may be gone
             self.caller.beside = held_beside(self.caller)
         return self.caller.beside
 
+    def relative_to(self) -> str:
+        return f"the budget {self.options.budget} is of the uncapped peak of one call, as it was planned"
+
     def must_count_state(self, entry: Entry) -> bool:
         """Whether optimizer state that is there now does not fit beside the plan that was made without it."""
         if entry.plan is None or entry.fits(0):
+            return False
+        if limit(self.options, entry.plan) is None:
+            self.say(
+                f"{self.relative_to()}: the {format_bytes(entry.state)} of optimizer state that were made "
+                "since then are not in it. lowtide.cap(..., optimizer=optimizer) counts them"
+            )
             return False
         self.say(
             f"{format_bytes(entry.state)} of optimizer state were made after this step was planned, and do "
@@ -248,6 +312,7 @@ class Capped:
         return present > 0 and entry.plan is not None and not entry.fits(present)
 
     def new_entry(self, beside: int) -> Entry:
+        refuse_lazy(self.modules())
         entry = Entry(self.options, self.caller, self.caller.autocast, beside)
         entry.call = torch.compile(
             fresh(self.function),
@@ -286,8 +351,13 @@ def _backend_for(entry: Entry) -> Callable[..., Any]:
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         owner = weak()
         assert owner is not None
+        if not owner.options.allow_breaks:
+            refuse_part(module)
+            if _present.graphs:
+                refuse_second_part()
         piece = Piece(owner.options, caller=owner.caller, autocast=owner.autocast, beside=owner.beside)
         run = piece.compile(module, inputs)
+        _present.graphs += 1
         owner.pieces.append(piece)
 
         def call(*args: Any) -> Any:
@@ -313,13 +383,10 @@ def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What a plan depends on besides the model: shapes, dtypes, devices, plain values and autocast."""
+    """What a plan depends on besides the model: shapes, dtypes, devices, plain values, autocast and DDP."""
     leaves, spec = private("tree_flatten")((args, kwargs))
-    return (present_state(), count_global_hooks(), str(spec), *map(_leaf_key, leaves))
-
-
-def _name_of(function: Any) -> str:
-    return getattr(function, "__name__", type(function).__name__)
+    in_ddp = private("active_ddp")() is not None
+    return (present_state(), count_global_hooks(), in_ddp, str(spec), *map(_leaf_key, leaves))
 
 
 def _leaf_key(leaf: Any) -> Any:

@@ -34,7 +34,7 @@ from .lift import Lifted, lift
 from .lower import Pair, lower
 from .notes import notes_on
 from .optimizers import state_bytes
-from .options import Options
+from .options import Options, limit
 from .plan import Plan
 from .resident import fixed_bands, states
 from .run.backward import Backward
@@ -128,7 +128,10 @@ class Piece:
             with first_run_unwatched() if self.casts_inside else nullcontext():
                 results = run(*args)
             plan = self.plan if whole else None
-            keep_account(results, None if plan is None else Call(self.caller, plan, self.autocast))
+            keep_account(
+                results,
+                None if plan is None else Call(self.caller, plan, self.autocast, limit(self.options, plan)),
+            )
             return results
 
         return call

@@ -45,11 +45,15 @@ class Caller:
 
 @dataclass(eq=False)
 class Call:
-    """One training call: who made it, by which plan, and the autocast that its backward was traced for."""
+    """One training call: who made it, by which plan, and the autocast that its backward was traced for.
+
+    `limit` is what it may take together with others; None where its budget is a share of its own peak.
+    """
 
     caller: Caller
     plan: Plan
     autocast: State
+    limit: int | None
 
     def begin_backward(self, *_: Any) -> None:
         """Called by autograd before the backward of this call runs."""
@@ -128,9 +132,9 @@ def _fits(caller: Caller, plan: Plan) -> bool:
     calls = list(_pending)
     total = sum(call.held for call in calls) + held(plan)
     return all(
-        call.own_peak + total - call.held + plan.gradient_bytes <= call.plan.budget
+        call.own_peak + total - call.held + plan.gradient_bytes <= call.limit
         for call in calls
-        if call.caller is caller and call.plan.budget is not None
+        if call.caller is caller and call.limit is not None
     )
 
 

@@ -9,11 +9,15 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ._torch import private
 from .allocator import rounded
 from .graph import Graph
 from .optimizers import SIZES, each_optimizer, first_state, levels, state_bytes
 
-__all__ = ["State", "fixed_bands", "optimizer_bytes", "states"]
+__all__ = ["State", "bucket_bytes", "fixed_bands", "optimizer_bytes", "states"]
+
+_NUMBER = 4
+"""Bytes of one of the numbers in which DistributedDataParallel notes the parameters that were used."""
 
 
 class State(NamedTuple):
@@ -37,7 +41,21 @@ def fixed_bands(
     if present and device.type == "cuda":
         gc.collect()  # tensors that only a cycle of objects holds may be gone before the step
         bands["other"] = max(torch.cuda.memory_allocated(device) - graph.given_bytes - held - in_flight, 0)
+    elif present:  # on CUDA they are among the others
+        bands["DDP buckets"] = bucket_bytes()
     return {name: size for name, size in bands.items() if size}
+
+
+def bucket_bytes() -> int:
+    """The bytes that DistributedDataParallel holds beside a module that it calls.
+
+    Copies of the gradients, and two numbers for each parameter that say whether it was used.
+    """
+    wrapper = private("active_ddp")()
+    if wrapper is None:
+        return 0
+    trained = [parameter for parameter in wrapper.module.parameters() if parameter.requires_grad]
+    return sum(p.numel() * p.element_size() + 2 * _NUMBER for p in trained)
 
 
 def states(announced: Any, others: Iterable[Any], device: torch.device) -> list[State]:

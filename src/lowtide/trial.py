@@ -12,9 +12,13 @@ import torch
 from ._torch import private
 from .autocast import in_state, present_state
 from .errors import NothingToTrain
+from .first_call import Attributes
 from .measure import Measurement, measure
 
-__all__ = ["Trial"]
+__all__ = ["Steps", "Trial"]
+
+Steps = list[dict[str, Any]]
+"""What came out of steps that were run one after another."""
 
 
 class Trial:
@@ -36,6 +40,23 @@ class Trial:
         self.random = _random_state()
         self.autocast = present_state()
         self.resident: list[torch.Tensor] = []
+        self.attributes = Attributes(module for _, module in modules)
+
+    def start_again(self) -> None:
+        """Be as before the first run: what that installed (hooks, caches, flags) is gone, too."""
+        self.attributes.restore()
+        self.restore()
+
+    def run_twice(self, model: Any) -> tuple[Steps, Measurement]:
+        """Two steps, each from the kept tensors, of which the second is measured."""
+        first, _ = self.run(model)
+        second, taken = self.run(model)
+        return [first, second], taken
+
+    def run_from_the_start(self, model: Any) -> tuple[Steps, Measurement]:
+        """Two steps of a model that was not called before."""
+        self.start_again()
+        return self.run_twice(model)
 
     def restore(self) -> None:
         with torch.no_grad():
