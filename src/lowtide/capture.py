@@ -26,6 +26,7 @@ from .errors import NothingToTrain, PlanMismatch
 from .fuse import fuse
 from .given import Given
 from .graph import Graph, Value
+from .known_kernels import KnownKernels
 from .lift import Lifted, lift
 from .lower import Pair, lower
 from .notes import notes_on
@@ -40,7 +41,7 @@ from .sketching.choose import Sketches, choose
 from .sketching.marks import has_marks
 from .sketching.replace import MarkedStep
 from .solve.keep_all import keep_all
-from .trace import Trace, make_trace
+from .trace import Trace, device_of, make_trace
 
 __all__ = ["Captured", "Piece", "capturing"]
 
@@ -127,6 +128,7 @@ class Piece:
         """Trace a joint graph, lift it and price it."""
         target = find_device(self.target) if self.target else None
         turned = self.compiled and turns_layouts(joint, target)
+        kernels = None if self.compiled else KnownKernels(device_of(joint.graph), measured=self.measured)
         self.trace = make_trace(
             joint,
             forward_outputs=forward_outputs,
@@ -136,7 +138,10 @@ class Piece:
             leaves=self.given.leaves,
             compiled=self.compiled,
             turned=turned,
+            look=kernels,
         )
+        if kernels is not None:
+            kernels.save()
         self.given.widen(self.trace.primals)
         names = [str(node.target) for node in joint.graph.find_nodes(op="get_attr")]
         self.constants = {name: getattr(joint, name) for name in names}
@@ -145,7 +150,16 @@ class Piece:
         self.tangents = [node.meta["val"] for node in self.trace.tangents]
         lifted = lift(self.trace, target)
         lifted = replace(lifted, graph=_with_tangents_that_come(lifted.graph, self.trace))
+        # before torch 2.13 compiled code checks the sizes of all of its arguments, and so touches them
+        passed_over = not self.compiled or frees_tangents()
+        if passed_over and target is None and self.trace.device.type == "cpu":
+            lifted = replace(lifted, graph=_without_untouched(lifted.graph, self.trace, lifted.value_of))
         self.lifted = self.priced(fuse(self.trace, lifted) if self.compiled else lifted)
+
+    @property
+    def measured(self) -> bool:
+        """Whether ops run on the device while the step is planned."""
+        return self.options.prices == "measured" and self.target is None
 
     @property
     def compiled(self) -> bool:
@@ -269,6 +283,22 @@ def _with_tangents_that_come(graph: Graph, trace: Trace) -> Graph:
             return value
         come = value.name in held
         return replace(value, bytes=value.bytes if come else 0, held=come and held[value.name])
+
+    return graph.replace(values=tuple(map(known, graph.values)))
+
+
+def _without_untouched(graph: Graph, trace: Trace, value_of: dict[fx.Node, str]) -> Graph:
+    """The graph where inputs that the step never touches take nothing, as in what is measured on the CPU.
+
+    A mask that a causal hint makes needless is one, and so are the weights of a head whose output is not in
+    the loss. A GPU's allocator holds them whoever reads them.
+    """
+    results = {value_of.get(node) for node in (*trace.outputs, *trace.gradients) if isinstance(node, fx.Node)}
+    touched = results | {name for op in graph.ops for name in op.reads}
+
+    def known(value: Value) -> Value:
+        untouched = value.kind in ("parameter", "buffer", "input") and value.name not in touched
+        return replace(value, bytes=0) if untouched else value
 
     return graph.replace(values=tuple(map(known, graph.values)))
 

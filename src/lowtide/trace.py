@@ -2,7 +2,7 @@
 
 AOTAutograd hands over a functional `torch.fx` graph whose placeholders are primals (parameters, buffers,
 inputs) and tangents (gradients of the outputs), and whose results are the forward's outputs followed by one
-gradient per primal. Seven rewrites make it fit to be planned and to run as fast as eager:
+gradient per primal. Eight rewrites make it fit to be planned and to run as fast as eager:
 
 - `fuse_batch_norm`: the functional BatchNorm becomes the fused one of eager, statistics updated in place;
 - `keep_mutated_inputs`: what the backward reads of an input that the forward overwrites is cloned first;
@@ -10,6 +10,7 @@ gradient per primal. Seven rewrites make it fit to be planned and to run as fast
 - `drop_copies`: a write into a part of a tensor reads its source directly, without a copy in between;
 - `stack_selected`: the gradient of an unpacked tensor is stacked, as in eager, not summed from padded parts;
 - `prune_tangents`: gradients that are known not to come are taken out, as eager autograd would;
+- `settle`: fake tensors get the strides that kernels really return, where these are known;
 - dead nodes are removed.
 
 For a step that is going to be compiled others stand in the place of those that are eager's: `pad_once`,
@@ -31,6 +32,7 @@ from . import accumulate, batchnorm, dropout
 from .layout import lay_out
 from .nodes import depends_on, mutations
 from .padding import pad_once
+from .real_strides import Look, settle
 from .rewrite import (
     drop_copies,
     drop_idle_views,
@@ -44,7 +46,7 @@ from .rewrite import (
 from .sums import join_sums
 from .turning import turn_once
 
-__all__ = ["Trace", "make_trace"]
+__all__ = ["Trace", "device_of", "make_trace"]
 
 
 @dataclass
@@ -85,6 +87,7 @@ def make_trace(
     leaves: frozenset[int] = frozenset(),
     compiled: bool = False,
     turned: bool = False,
+    look: Look | None = None,
 ) -> Trace:
     """The trace of AOTAutograd's joint graph, rewritten in place.
 
@@ -92,7 +95,7 @@ def make_trace(
     will hold images with their channels last.
 
     `leaves` are the indices of primals whose gradient autograd keeps in `.grad`, `accumulating` those of them
-    that have a gradient already, which this one is added to.
+    that have a gradient already, which this one is added to. `look` tells what kernels really return.
     """
     placeholders = joint.graph.find_nodes(op="placeholder")
     tangents = [node for node in placeholders if "tangents" in node.name]
@@ -103,7 +106,7 @@ def make_trace(
     roles = [*("input" for _ in primals[:tokens]), *roles]
     separate_tangents(tangents)
     expected = _expected(tangents, differentiate)
-    device = _device_of(primals)
+    device = device_of(joint.graph)
     if compiled:
         pad_once(joint.graph)
         look_through_views(joint.graph)
@@ -121,6 +124,9 @@ def make_trace(
     remove_dead(joint.graph)
     if turned:
         turn_once(joint.graph, primals)
+    if look is not None:
+        settle(joint.graph, look)
+        remove_dead(joint.graph)
     results = _results(joint.graph)
     outputs, gradients = results[:forward_outputs], results[forward_outputs:]
     if not compiled:
@@ -145,8 +151,10 @@ def _expected(tangents: list[fx.Node], differentiate: str) -> list[fx.Node]:
     return scalars if scalars and differentiate == "auto" else tangents
 
 
-def _device_of(primals: Sequence[fx.Node]) -> torch.device:
-    devices = {node.meta["val"].device for node in primals if isinstance(node.meta["val"], torch.Tensor)}
+def device_of(graph: fx.Graph) -> torch.device:
+    """The device that a step is planned on: the one of its inputs, an accelerator if there is one."""
+    values = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
+    devices = {value.device for value in values if isinstance(value, torch.Tensor)}
     accelerators = sorted((device for device in devices if device.type != "cpu"), key=str)
     return accelerators[0] if accelerators else torch.device("cpu")
 
