@@ -64,6 +64,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "leave_pool": ("torch._C:_cuda_endAllocateToPool", "2.11-2.13"),
     "graph_task": ("torch._C:_current_graph_task_id", "2.11-2.13"),
     "neg_view": ("torch:_neg_view", "2.11-2.13"),
+    "suggest_memory_format": ("torch._prims_common:suggest_memory_format", "2.11-2.13"),
     "saving_hooks": ("torch._C:_autograd._top_saved_tensors_default_hooks", "2.11-2.13"),
 }
 

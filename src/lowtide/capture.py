@@ -35,6 +35,8 @@ from .plan import Plan, make_plan
 from .resident import fixed_bands
 from .run.backward import Backward
 from .run.eager import compile_graph
+from .run.eager_step import EagerStep
+from .run.first_run import Misfits, checked
 from .run.images import hand_over_channels_last, turns_layouts
 from .simulate import simulate
 from .sketching.choose import Sketches, choose
@@ -77,6 +79,7 @@ class Piece:
     tangents: list[torch.Tensor] = field(default_factory=list)
     spare: int = 0
     sketches: Sketches | None = None
+    misfits: Misfits = field(default_factory=lambda: Misfits.on("cpu"))
 
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The function that runs this piece; it takes and gives what the module does."""
@@ -87,7 +90,11 @@ class Piece:
             from .run.inductor import CompiledStep
 
             return _with_missing_gradients_left_out(CompiledStep(self, module, inputs))
-        with private("functorch_config").patch(donated_buffer=False), eager_kernels():
+        return _with_missing_gradients_left_out(EagerStep(self, module, inputs))
+
+    def compile_eagerly(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The step as AOTAutograd puts it together from the two functions of the eager executor."""
+        with capturing, private("functorch_config").patch(donated_buffer=False), eager_kernels():
             run = private("aot_module_simplified")(
                 module,
                 list(inputs),
@@ -98,7 +105,7 @@ class Piece:
                 keep_inference_input_mutations=True,
             )
         self.trace = None
-        return _with_missing_gradients_left_out(run)
+        return run  # type: ignore[no-any-return]
 
     def partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
@@ -145,6 +152,7 @@ class Piece:
         self.given.widen(self.trace.primals)
         names = [str(node.target) for node in joint.graph.find_nodes(op="get_attr")]
         self.constants = {name: getattr(joint, name) for name in names}
+        self.misfits.tracker.device = self.trace.device
         self.channels_last = turned and self.trace.device.type == "cuda"
         self.expected = tuple(node in self.trace.expected for node in self.trace.tangents)
         self.tangents = [node.meta["val"] for node in self.trace.tangents]
@@ -245,10 +253,10 @@ class Piece:
         return found
 
     def compile_forward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
-        return compile_graph(self.with_constants(module), "forward")
+        return checked(self.with_constants(module), "forward", self.misfits)
 
     def compile_backward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
-        return Backward(self.with_constants(module), self.expected).boxed()
+        return Backward(self.with_constants(module), self.expected, self.misfits).boxed()
 
     def with_constants(self, module: fx.GraphModule) -> fx.GraphModule:
         """The module with the captured constants themselves: AOTAutograd hands over copies."""

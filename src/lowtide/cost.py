@@ -28,7 +28,7 @@ from .lift import Lifted
 from .measure import live_storages
 from .nodes import is_item, tensors_of
 from .pricelist import Outputs, Price, PriceList
-from .returned import lazy, lazily, outputs_of
+from .returned import lazily, lazy, outputs_of
 
 __all__ = ["Kernels", "Workspaces", "is_convolution", "price", "signature"]
 
@@ -215,17 +215,18 @@ def _written(lifted: Lifted, op: Op, outputs: Outputs, device: torch.device) -> 
 
 def signature(node: fx.Node, tensors: Callable[[fx.Node], list[torch.Tensor]] = tensors_of) -> str:
     """What makes two calls of an operator cost the same; `tensors` are those that a node stands for."""
-
-    def describe_argument(argument: Any) -> str:
-        if isinstance(argument, fx.Node):
-            return "+".join(map(_describe_tensor, tensors(argument))) or argument.op
-        if isinstance(argument, list | tuple):
-            return "[" + ",".join(map(describe_argument, argument)) + "]"
-        return repr(argument)
-
     target = str(node.target) if hasattr(node.target, "overloadpacket") else node.target.__name__  # type: ignore[union-attr]
-    named = (f"{key}={describe_argument(value)}" for key, value in node.kwargs.items())
-    return f"{target}({','.join([*map(describe_argument, node.args), *named])})"
+    given = [_describe_argument(value, tensors) for value in node.args]
+    named = [f"{key}={_describe_argument(value, tensors)}" for key, value in node.kwargs.items()]
+    return f"{target}({','.join(given + named)})"
+
+
+def _describe_argument(argument: Any, tensors: Callable[[fx.Node], list[torch.Tensor]]) -> str:
+    if isinstance(argument, fx.Node):
+        return "+".join(map(_describe_tensor, tensors(argument))) or argument.op
+    if isinstance(argument, list | tuple):
+        return "[" + ",".join(_describe_argument(item, tensors) for item in argument) + "]"
+    return repr(argument)
 
 
 def _describe_tensor(tensor: torch.Tensor) -> str:

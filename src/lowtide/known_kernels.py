@@ -1,8 +1,8 @@
-"""What is known of the kernels of a device before a step runs: learnt in an earlier step, measured, or by rule.
+"""What is known of a device's kernels before a step runs: learnt in an earlier step, measured, or by rule.
 
-A step may be planned where nothing may run: there a rule speaks for the kernels that are known to return other
-strides than tracing foretells. Where prices are measured, each op has run once. And what an executor saw in
-the first run of a step holds for the rest of the process.
+A step may be planned where nothing may run: there a rule speaks for the kernels that are known to return
+other strides than tracing foretells. Where prices are measured, each op has run once. And what an executor
+saw in the first run of a step holds for the rest of the process.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import torch
 from torch import fx
 
 from .cost import Kernels, signature
-from .nodes import tensors_of
+from .nodes import read_by, tensors_of
 from .pricelist import Outputs
-from .returned import foretold
+from .returned import outputs_of
 from .stride_rules import by_rule
 
 __all__ = ["KnownKernels", "learn"]
@@ -21,13 +21,18 @@ __all__ = ["KnownKernels", "learn"]
 _LEARNT: dict[str, Outputs] = {}
 
 
-def learn(facts: dict[str, Outputs], device: torch.device, *, measured: bool) -> None:
-    """Keep what ops returned, by their signatures: for this process, and beside the prices of the device."""
+def learn(facts: dict[str, Outputs], device: torch.device, *, measured: bool) -> bool:
+    """Keep what ops returned, by their signatures: for this process, and beside the prices of the device.
+
+    Whether any of it was not known before.
+    """
+    new = any(_LEARNT.get(key) != outputs for key, outputs in facts.items())
     _LEARNT.update(facts)
     if measured:
         kernels = Kernels(device)
         kernels.learn(facts)
         kernels.save()
+    return new
 
 
 class KnownKernels:
@@ -38,6 +43,8 @@ class KnownKernels:
 
     def __call__(self, node: fx.Node) -> Outputs | None:
         """The outputs of an op that reads fake tensors; None where nothing is known."""
+        if _has_unknown_sizes(node):
+            return None
         learnt = _LEARNT.get(signature(node)) if _LEARNT else None
         if learnt is not None or _is_view(node):
             return learnt
@@ -52,5 +59,10 @@ class KnownKernels:
 
 def _is_view(node: fx.Node) -> bool:
     """Whether a node makes no storage: there is no kernel that could return another."""
-    reads = [tensor for parent in node.all_input_nodes for tensor in tensors_of(parent)]
-    return all(output is None or output.shares is not None for output in foretold(node.meta["val"], reads))
+    outputs = outputs_of(node.meta["val"], read_by(node))
+    return all(output is None or output.shares is not None for output in outputs)
+
+
+def _has_unknown_sizes(node: fx.Node) -> bool:
+    sizes = (size for tensor in (*tensors_of(node), *read_by(node)) for size in tensor.shape)
+    return any(isinstance(size, torch.SymInt) for size in sizes)

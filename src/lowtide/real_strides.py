@@ -1,11 +1,11 @@
 """A trace as the kernels run it: with the strides, sizes and aliases that they really return.
 
-Tracing runs every operator on fake tensors, and some foretell other strides than the kernel returns. What was
-traced as a view of such a result is a copy at run time, for which the plan has no bytes; or the other way
-round. So the graph is walked once, in order: where it is known what a kernel returns, and that is not what was
-foretold, the fake tensors are made anew and so are those of all that depends on them. A view that is no longer
-possible becomes a view of a copy, which the planner can then drop or recompute like any other value; a copy
-that eager would not make becomes a view.
+Tracing runs every operator on fake tensors, and some foretell other strides than the kernel returns. What
+was traced as a view of such a result is a copy at run time, for which the plan has no bytes; or the other way
+round. So the graph is walked once, in order: where it is known what a kernel returns, and that is not what
+was foretold, the fake tensors are made anew and so are those of all that depends on them. A view that is no
+longer possible becomes a view of a copy, which the planner can then drop or recompute like any other value; a
+copy that eager would not make becomes a view.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from torch import fx
 
 from ._torch import private
-from .nodes import is_item, tensors_of
+from .nodes import is_item, read_by, tensors_of
 from .pricelist import Output, Outputs
-from .returned import foretold, items_of, lazily, same
+from .returned import as_foretold, items_of, lazily, outputs_of
 
 __all__ = ["settle"]
 
@@ -55,33 +55,37 @@ class _Settling:
         source = node.args[0] if node.args else None
         if is_item(node):
             self.put(node, source.meta["val"][node.args[1]])  # type: ignore[union-attr,index]
-        elif node.target is aten._unsafe_view.default and self.look_past_copy(node):
-            return
         elif node.target is aten.view.default and not _can_view(source, node.args[1]):
             node.replace_input_with(source, self.copy_of(source, node))  # type: ignore[arg-type]
             self.put(node, _derived(node))
         else:
             self.put(node, _derived(node))
+            if node.target is aten.clone.default and node.kwargs == {
+                "memory_format": torch.contiguous_format
+            }:
+                self.look_past(node)
 
     def put(self, node: fx.Node, value: Any) -> None:
         """Take new fake tensors for a node, unless they lie as the old ones did and look at nothing new."""
         if value is None or len(items_of(value)) != len(items_of(node.meta.get("val"))):
             return  # it would not run on fake tensors alone: what was traced stays
-        views = any(output is not None and output.shares is not None for output in _foretold(node, value))
-        if views or not _all_same(node, _foretold(node, value)):
+        outputs = outputs_of(value, read_by(node))
+        views = any(output is not None and output.shares is not None for output in outputs)
+        if views or not as_foretold(outputs, node.meta["val"], read_by(node)):
             node.meta["val"] = value
             self.changed.add(node)
 
-    def look_past_copy(self, node: fx.Node) -> bool:
-        """Let `reshape`, traced as a copy and a view of it, be a view where it can: as in eager."""
-        copy: Any = node.args[0]
-        if copy.target is not aten.clone.default or copy.kwargs.get("memory_format") != torch.contiguous_format:
-            return False
-        if copy.args[0] not in self.changed or not _can_view(copy.args[0], node.args[1]):
-            return False
-        node.target, node.args = aten.view.default, (copy.args[0], node.args[1])
-        self.put(node, _derived(node))
-        return True
+    def look_past(self, copy: fx.Node) -> None:
+        """Do without a contiguous copy that was traced for want of strides that are there, as eager does.
+
+        `reshape` is traced as a copy and a view of it, `contiguous` as a copy.
+        """
+        source: Any = copy.args[0]
+        for user in list(copy.users):
+            if user.target is aten._unsafe_view.default and _can_view(source, user.args[1]):
+                user.target, user.args = aten.view.default, (source, user.args[1])
+            elif user.op == "call_function" and source.meta["val"].is_contiguous():
+                user.replace_input_with(copy, source)
 
     def copy_of(self, source: fx.Node, reader: fx.Node) -> fx.Node:
         """The contiguous copy that `reshape` makes of a node; one for all of its readers."""
@@ -100,30 +104,14 @@ class _Settling:
         """Give a node the fake tensors that its kernel returns, where that is known."""
         value = node.meta.get("val")
         known = self.look(node) if tensors_of(node) else None
-        if known is None or len(known) != len(items_of(value)) or _all_same(node, known):
+        reads = read_by(node)
+        if known is None or len(known) != len(items_of(value)) or as_foretold(known, value, reads):
             return
-        reads = _reads(node)
         laid: list[Any] = []
         for fake, output in zip(items_of(value), known, strict=True):
             laid.append(_laid(fake, output, reads, laid))
         node.meta["val"] = type(value)(laid) if isinstance(value, list | tuple) else laid[0]
         self.changed.add(node)
-
-
-def _reads(node: fx.Node) -> list[torch.Tensor]:
-    return [tensor for parent in node.all_input_nodes for tensor in tensors_of(parent)]
-
-
-def _foretold(node: fx.Node, value: Any) -> Outputs:
-    return foretold(value, _reads(node))
-
-
-def _all_same(node: fx.Node, known: Outputs) -> bool:
-    value = node.meta.get("val")
-    pairs = zip(known, _foretold(node, value), items_of(value), strict=True)
-    return all(
-        same(real, fake, item.shape) for real, fake, item in pairs if isinstance(item, torch.Tensor)
-    )
 
 
 def _can_view(source: Any, shape: Any) -> bool:
@@ -140,7 +128,7 @@ def _can_view(source: Any, shape: Any) -> bool:
 def _derived(node: fx.Node) -> Any:
     """What a node gives on the fake tensors of its arguments; None where it does not run on them."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda parent: parent.meta["val"])
-    mode = next(tensor.fake_mode for tensor in _reads(node))  # type: ignore[attr-defined]
+    mode = next(tensor.fake_mode for tensor in read_by(node))  # type: ignore[attr-defined]
     try:
         with mode:
             return node.target(*args, **kwargs)  # type: ignore[operator]
@@ -151,7 +139,7 @@ def _derived(node: fx.Node) -> Any:
 def _laid(fake: Any, output: Output | None, reads: list[torch.Tensor], made: list[Any]) -> Any:
     """A fake tensor that lies as an output does, in a storage of its own or in the one it shares."""
     if not isinstance(fake, torch.Tensor) or output is None:
-        return fake
+        return None if output is None else fake
     stride = output.stride if len(output.stride) == fake.dim() else tuple(fake.stride())
     with fake.fake_mode:  # type: ignore[attr-defined]
         if output.shares is None:

@@ -1,7 +1,7 @@
 """How the tensors that an operator returns lie in memory: strides, storage bytes, and whose storage it is.
 
-A fake tensor foretells all of it while a step is traced, and is sometimes wrong: the CPU's BatchNorm returns a
-contiguous result whatever the strides of its input, where the fake one keeps them.
+A fake tensor foretells all of it while a step is traced, and is sometimes wrong: the CPU's BatchNorm returns
+a contiguous result whatever the strides of its input, where the fake one keeps them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ._torch import private
 from .nodes import storage_of
 from .pricelist import Output, Outputs
 
-__all__ = ["foretold", "items_of", "lazily", "lazy", "outputs_of", "same"]
+__all__ = ["as_foretold", "items_of", "lazily", "lazy", "outputs_of", "same"]
 
 
 def items_of(result: Any) -> list[Any]:
@@ -46,24 +46,28 @@ def outputs_of(result: Any, reads: Sequence[torch.Tensor], device: torch.device 
         size = item.untyped_storage().nbytes() if there else 0
         shares = owner.setdefault(storage_of(item), -index - 1)
         own = None if shares == -index - 1 else shares
-        found.append(Output(size, tuple(item.stride()), item.storage_offset(), own, lazy(item)))
+        found.append(Output(size, tuple(item.stride()), int(item.storage_offset()), own, lazy(item)))
     return tuple(found)
 
 
-def foretold(value: Any, reads: Sequence[torch.Tensor]) -> Outputs:
-    """The same of the fake tensors of a node."""
-    return outputs_of(value, reads)
+def as_foretold(real: Outputs, fake: Any, reads: Sequence[torch.Tensor]) -> bool:
+    """Whether outputs lie as the fake tensors of their op do, which reads fake tensors."""
+    items = zip(real, outputs_of(fake, reads), items_of(fake), strict=True)
+    return all(same(one, other, item.shape) for one, other, item in items if isinstance(item, torch.Tensor))
 
 
 def same(real: Output | None, fake: Output | None, shape: Sequence[int]) -> bool:
-    """Whether an output lies as was foretold; how dimensions of one element are strided means nothing."""
+    """Whether an output lies as was foretold; how dimensions of one element are strided means nothing.
+
+    Some kernels return nothing where a mask says that an output is not wanted, and a fake one makes it.
+    """
     if real is None or fake is None:
-        return True
+        return fake is None or fake.new == 0
     if len(real.stride) != len(shape):  # the kernel's own scratch space, of which tracing knows no shape
         return _kept(real) == _kept(fake)
-    steps = [pair for pair, size in zip(zip(real.stride, fake.stride), shape) if size > 1]
-    alike = 0 in shape or (real.offset == fake.offset and all(left == right for left, right in steps))
-    return alike and _kept(real) == _kept(fake)
+    steps = zip(real.stride, fake.stride, shape, strict=True)
+    strided = all(left == right for left, right, size in steps if size > 1)
+    return (0 in shape or (strided and real.offset == fake.offset)) and _kept(real) == _kept(fake)
 
 
 def _kept(output: Output) -> tuple[object, ...]:

@@ -14,6 +14,7 @@ from torch import fx
 from .nodes import depends_on, has_effect, is_mutation, mutations, storage_of, tensors_of
 
 __all__ = [
+    "conjugate_numbers",
     "drop_copies",
     "drop_idle_views",
     "keep_mutated_inputs",
@@ -130,6 +131,23 @@ def drop_idle_views(graph: fx.Graph) -> None:
         else:
             continue
         graph.erase_node(node)
+
+
+def conjugate_numbers(graph: fx.Graph) -> None:
+    """Write the conjugate of a Python number as a number: it would be a tensor at run time, and a copy."""
+    for node in graph.find_nodes(op="call_function", target=aten._conj.default):
+        number = node.args[0]
+        if isinstance(number, complex) and all(user.op == "call_function" for user in node.users):
+            for user in list(node.users):
+                _write_in(user, node, number.conjugate())
+            graph.erase_node(node)
+
+
+def _write_in(user: fx.Node, node: fx.Node, number: complex) -> None:
+    """Replace a node by a number in another's arguments."""
+    user.args, user.kwargs = fx.map_arg(  # type: ignore[assignment]
+        (user.args, user.kwargs), lambda argument: number if argument is node else argument
+    )
 
 
 _SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default)
