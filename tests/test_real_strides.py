@@ -362,6 +362,19 @@ def test_complex_python_number(number, prices):
         assert found.measured == found.predicted
 
 
+@pytest.mark.parametrize("budget", ["100%", "min"])
+def test_zeros_of_forward_mode_derivatives(budget):
+    """A Hessian: its backward multiplies by a tensor of zeros that torch makes inside of the operator."""
+    linear = nn.Linear(8, 8)
+
+    def step(x):
+        return torch.func.hessian(lambda row: linear(row).tanh().sum())(x).square().mean()
+
+    found = lowtide.verify(step, torch.randn(8), budget=budget)
+    assert found.ok, found
+    assert found.measured == found.predicted
+
+
 class Queue(nn.Module):
     """MoCo's: the keys of a batch replace the oldest of a queue that is a buffer."""
 

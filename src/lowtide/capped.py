@@ -40,7 +40,7 @@ class Entry:
     call: Callable[..., Any] | None = None
     pieces: list[Piece] = field(default_factory=list)
     ran: list[Piece] = field(default_factory=list)
-    beside: dict[int, Plan] = field(default_factory=dict)
+    beside: dict[int, tuple[Plan, Plan]] = field(default_factory=dict)
 
     @property
     def plan(self) -> Plan | None:
@@ -59,14 +59,16 @@ class Entry:
         plan = self.plan
         if plan is None or not present:
             return plan
-        if present in self.beside:
-            return self.beside[present]
+        before, known = self.beside.get(present, (None, None))
+        if before is plan:  # a step may have been planned again since
+            return known
         fixed = {**plan.graph.fixed, "present gradients": present}
         graph = plan.graph.replace(fixed=fixed)
         compiled = None if plan.compiled is None else plan.compiled + present
         timeline = simulate(graph, plan.schedule)
-        self.beside[present] = replace(plan, graph=graph, timeline=timeline, compiled=compiled)
-        return self.beside[present]
+        made = replace(plan, graph=graph, timeline=timeline, compiled=compiled)
+        self.beside[present] = plan, made
+        return made
 
     def gradients(self) -> int:
         """Bytes of gradients that are there now and that the plan does not count."""

@@ -2,12 +2,13 @@
 
 AOTAutograd hands over a functional `torch.fx` graph whose placeholders are primals (parameters, buffers,
 inputs) and tangents (gradients of the outputs), and whose results are the forward's outputs followed by one
-gradient per primal. Nine rewrites make it fit to be planned and to run as fast as eager:
+gradient per primal. Ten rewrites make it fit to be planned and to run as fast as eager:
 
 - `fuse_batch_norm`: the functional BatchNorm becomes the fused one of eager, statistics updated in place;
 - `keep_mutated_inputs`: what the backward reads of an input that the forward overwrites is cloned first;
 - `drop_idle_views`: views that change nothing, which autograd leaves behind, are skipped;
 - `conjugate_numbers`: the conjugate of a complex Python number is a number, not a tensor of its own;
+- `materialise_zeros`: zeros without memory, of forward-mode derivatives, are made where an op needs them;
 - `drop_copies`: a write into a part of a tensor reads its source directly, without a copy in between;
 - `stack_selected`: the gradient of an unpacked tensor is stacked, as in eager, not summed from padded parts;
 - `prune_tangents`: gradients that are known not to come are taken out, as eager autograd would;
@@ -40,6 +41,7 @@ from .rewrite import (
     drop_idle_views,
     keep_mutated_inputs,
     look_through_views,
+    materialise_zeros,
     prune_tangents,
     remove_dead,
     separate_tangents,
@@ -120,6 +122,7 @@ def make_trace(
     drop_idle_views(joint.graph)
     if not compiled:
         conjugate_numbers(joint.graph)
+        materialise_zeros(joint.graph)
         drop_copies(joint.graph)
         stack_selected(joint.graph)
     unexpected = [node for node in tangents if node not in expected]
