@@ -70,6 +70,8 @@ NAMES: dict[str, tuple[str, str]] = {
     "eval_frame": ("torch._dynamo.eval_frame", "2.11-2.13"),
     "functorch_level": ("torch._C:_functorch.peek_interpreter_stack", "2.11-2.13"),
     "saving_hooks_allowed": ("torch._C:_autograd._saved_tensors_hooks_is_enabled", "2.11-2.13"),
+    "neg_view": ("torch:_neg_view", "2.11-2.13"),
+    "suggest_memory_format": ("torch._prims_common:suggest_memory_format", "2.11-2.13"),
     "saving_hooks": ("torch._C:_autograd._top_saved_tensors_default_hooks", "2.11-2.13"),
 }
 

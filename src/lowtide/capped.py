@@ -61,7 +61,7 @@ class Entry:
     call: Callable[..., Any] | None = None
     pieces: list[Piece] = field(default_factory=list)
     ran: list[Piece] = field(default_factory=list)
-    with_bands: dict[Any, Plan] = field(default_factory=dict)
+    with_bands: dict[Any, tuple[Plan, Plan]] = field(default_factory=dict)
     looked: int = -1
     state: int = 0
 
@@ -83,14 +83,12 @@ class Entry:
         key = tuple(bands.items())
         if plan is None or not key:
             return plan
-        if key not in self.with_bands:
-            fixed = plan.graph.fixed
-            more = {name: fixed.get(name, 0) + size for name, size in bands.items()}
-            graph = plan.graph.replace(fixed={**fixed, **more})
-            compiled = None if plan.compiled is None else plan.compiled + sum(bands.values())
-            timeline = simulate(graph, plan.schedule)
-            self.with_bands[key] = replace(plan, graph=graph, timeline=timeline, compiled=compiled)
-        return self.with_bands[key]
+        before, known = self.with_bands.get(key, (None, None))
+        if before is plan:  # a step may have been planned again since
+            return known
+        made = _with_more(plan, bands)
+        self.with_bands[key] = plan, made
+        return made
 
     def uncounted(self) -> dict[str, int]:
         """Bytes that are there now and that the plan does not count."""
@@ -116,6 +114,16 @@ class Entry:
         """Bytes of gradients that are there now and that the plan does not count."""
         uncounted = (piece.given for piece in self.ran if not piece.given.accumulating)
         return sum(size for given in uncounted for size in given.present_gradients())
+
+
+def _with_more(plan: Plan, bands: dict[str, int]) -> Plan:
+    """The plan with more bytes beside it."""
+    fixed = plan.graph.fixed
+    graph = plan.graph.replace(
+        fixed={**fixed, **{name: fixed.get(name, 0) + size for name, size in bands.items()}}
+    )
+    compiled = None if plan.compiled is None else plan.compiled + sum(bands.values())
+    return replace(plan, graph=graph, timeline=simulate(graph, plan.schedule), compiled=compiled)
 
 
 class Capped:

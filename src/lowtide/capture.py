@@ -30,6 +30,7 @@ from .fuse import fuse
 from .given import Given
 from .graph import Graph, Value
 from .in_flight import BAND, Call, Caller, keep_account, refuse_if_over
+from .known_kernels import KnownKernels
 from .lift import Lifted, lift
 from .lower import Pair, lower
 from .notes import notes_on
@@ -39,6 +40,8 @@ from .plan import Plan
 from .resident import fixed_bands, states
 from .run.backward import Backward
 from .run.eager import compile_graph
+from .run.eager_step import EagerStep
+from .run.first_run import Misfits, checked
 from .run.images import hand_over_channels_last, turns_layouts
 from .simulate import simulate
 from .sketching.choose import Sketches, choose
@@ -46,7 +49,7 @@ from .sketching.marks import has_marks
 from .sketching.replace import MarkedStep
 from .solve.keep_all import keep_all
 from .stepped import Seen, seen, seen_for
-from .trace import Trace, make_trace
+from .trace import Trace, device_of, make_trace
 
 __all__ = ["Captured", "Piece", "capturing"]
 
@@ -88,6 +91,7 @@ class Piece:
     casts_inside: bool = False
     sketches: Sketches | None = None
     counted: dict[Seen, int] = field(default_factory=dict)
+    misfits: Misfits = field(default_factory=lambda: Misfits.on("cpu"))
 
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The function that runs this piece; it takes and gives what the module does."""
@@ -99,8 +103,12 @@ class Piece:
             from .run.inductor import CompiledStep
 
             return self.followed(CompiledStep(self, module, inputs))
+        return self.followed(EagerStep(self, module, inputs))
+
+    def compile_eagerly(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The step as AOTAutograd puts it together from the two functions of the eager executor."""
         choices = {"donated_buffer": False, **self.choices}
-        with private("functorch_config").patch(choices), eager_kernels():
+        with capturing, private("functorch_config").patch(choices), eager_kernels():
             run = private("aot_module_simplified")(
                 module,
                 list(inputs),
@@ -111,7 +119,7 @@ class Piece:
                 keep_inference_input_mutations=True,
             )
         self.trace = None
-        return self.followed(run)
+        return run  # type: ignore[no-any-return]
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -122,19 +130,22 @@ class Piece:
         """The function, its calls kept account of until their backward; pieces of one call are one."""
 
         def call(*args: Any) -> Any:
-            whole = not self.options.allow_breaks
-            if whole:
-                refuse_if_over(self.caller, self.plan)
+            if self.options.allow_breaks:
+                results = run(*args)
+                keep_account(results, None)
+                return results
+            refuse_if_over(self.caller, self.plan)
             with first_run_unwatched() if self.casts_inside else nullcontext():
                 results = run(*args)
-            plan = self.plan if whole else None
-            keep_account(
-                results,
-                None if plan is None else Call(self.caller, plan, self.autocast, limit(self.options, plan)),
-            )
+            keep_account(results, self.call_made())
             return results
 
         return call
+
+    def call_made(self) -> Call | None:
+        if self.plan is None:
+            return None
+        return Call(self.caller, self.plan, self.autocast, limit(self.options, self.plan))
 
     def partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
@@ -164,6 +175,7 @@ class Piece:
         """Trace a joint graph, lift it and price it."""
         target = find_device(self.target) if self.target else None
         turned = self.compiled and turns_layouts(joint, target)
+        kernels = None if self.compiled else KnownKernels(device_of(joint.graph), measured=self.measured)
         self.trace = make_trace(
             joint,
             forward_outputs=forward_outputs,
@@ -175,17 +187,30 @@ class Piece:
             backward_autocast=self.autocast,
             compiled=self.compiled,
             turned=turned,
+            look=kernels,
         )
+        if kernels is not None:
+            kernels.save()
         self.given.widen(self.trace.primals)
         self.casts_inside = bool(joint.graph.find_nodes(op="call_function", target=under_autocast))
         names = [str(node.target) for node in joint.graph.find_nodes(op="get_attr")]
         self.constants = {name: getattr(joint, name) for name in names}
+        self.misfits.tracker.device = self.trace.device
         self.channels_last = turned and self.trace.device.type == "cuda"
         self.expected = tuple(node in self.trace.expected for node in self.trace.tangents)
         self.tangents = [node.meta["val"] for node in self.trace.tangents]
         lifted = lift(self.trace, target)
         lifted = replace(lifted, graph=_with_tangents_that_come(lifted.graph, self.trace))
+        # before torch 2.13 compiled code checks the sizes of all of its arguments, and so touches them
+        passed_over = not self.compiled or frees_tangents()
+        if passed_over and target is None and self.trace.device.type == "cpu":
+            lifted = replace(lifted, graph=_without_untouched(lifted.graph, self.trace, lifted.value_of))
         self.lifted = self.priced(fuse(self.trace, lifted) if self.compiled else lifted)
+
+    @property
+    def measured(self) -> bool:
+        """Whether ops run on the device while the step is planned."""
+        return self.options.prices == "measured" and self.target is None
 
     @property
     def compiled(self) -> bool:
@@ -288,10 +313,10 @@ class Piece:
         return found
 
     def compile_forward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
-        return compile_graph(self.with_constants(module), "forward")
+        return checked(self.with_constants(module), "forward", self.misfits)
 
     def compile_backward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
-        return Backward(self.with_constants(module), self.expected).boxed()
+        return Backward(self.with_constants(module), self.expected, self.misfits).boxed()
 
     def with_constants(self, module: fx.GraphModule) -> fx.GraphModule:
         """The module with the captured constants themselves: AOTAutograd hands over copies."""
@@ -326,6 +351,22 @@ def _with_tangents_that_come(graph: Graph, trace: Trace) -> Graph:
             return value
         come = value.name in held
         return replace(value, bytes=value.bytes if come else 0, held=come and held[value.name])
+
+    return graph.replace(values=tuple(map(known, graph.values)))
+
+
+def _without_untouched(graph: Graph, trace: Trace, value_of: dict[fx.Node, str]) -> Graph:
+    """The graph where inputs that the step never touches take nothing, as in what is measured on the CPU.
+
+    A mask that a causal hint makes needless is one, and so are the weights of a head whose output is not in
+    the loss. A GPU's allocator holds them whoever reads them.
+    """
+    results = {value_of.get(node) for node in (*trace.outputs, *trace.gradients) if isinstance(node, fx.Node)}
+    touched = results | {name for op in graph.ops for name in op.reads}
+
+    def known(value: Value) -> Value:
+        untouched = value.kind in ("parameter", "buffer", "input") and value.name not in touched
+        return replace(value, bytes=0) if untouched else value
 
     return graph.replace(values=tuple(map(known, graph.values)))
 

@@ -20,6 +20,7 @@ __all__ = [
     "is_item",
     "is_mutation",
     "mutations",
+    "read_by",
     "storage_of",
     "tensors_of",
 ]
@@ -35,6 +36,11 @@ def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     value = node.meta.get("val")
     items = value if isinstance(value, list | tuple) else [value]
     return [item for item in items if isinstance(item, torch.Tensor)]
+
+
+def read_by(node: fx.Node) -> list[torch.Tensor]:
+    """The (fake) tensors that a node reads."""
+    return [tensor for parent in node.all_input_nodes for tensor in tensors_of(parent)]
 
 
 def storage_of(tensor: torch.Tensor) -> int:

@@ -2,15 +2,18 @@
 
 AOTAutograd hands over a functional `torch.fx` graph whose placeholders are primals (parameters, buffers,
 inputs) and tangents (gradients of the outputs), and whose results are the forward's outputs followed by one
-gradient per primal. Nine rewrites make it fit to be planned and to run as eager does, and as fast:
+gradient per primal. Twelve rewrites make it fit to be planned and to run as eager does, and as fast:
 
 - `cast_once`, `cast_inside`: what autocast does in eager and not in a trace;
 - `fuse_batch_norm`: the functional BatchNorm becomes the fused one of eager, statistics updated in place;
 - `keep_mutated_inputs`: what the backward reads of an input that the forward overwrites is cloned first;
 - `drop_idle_views`: views that change nothing, which autograd leaves behind, are skipped;
+- `conjugate_numbers`: the conjugate of a complex Python number is a number, not a tensor of its own;
+- `materialise_zeros`: zeros without memory, of forward-mode derivatives, are made where an op needs them;
 - `drop_copies`: a write into a part of a tensor reads its source directly, without a copy in between;
 - `stack_selected`: the gradient of an unpacked tensor is stacked, as in eager, not summed from padded parts;
 - `prune_tangents`: gradients that are known not to come are taken out, as eager autograd would;
+- `settle`: fake tensors get the strides that kernels really return, where these are known;
 - dead nodes are removed.
 
 For a step that is going to be compiled others stand in the place of those that are eager's: `pad_once`,
@@ -33,11 +36,14 @@ from .autocast import State, cast_inside, cast_once
 from .layout import lay_out
 from .nodes import depends_on, mutations
 from .padding import pad_once
+from .real_strides import Look, settle
 from .rewrite import (
+    conjugate_numbers,
     drop_copies,
     drop_idle_views,
     keep_mutated_inputs,
     look_through_views,
+    materialise_zeros,
     prune_tangents,
     remove_dead,
     separate_tangents,
@@ -46,7 +52,7 @@ from .rewrite import (
 from .sums import join_sums
 from .turning import turn_once
 
-__all__ = ["Trace", "make_trace"]
+__all__ = ["Trace", "device_of", "make_trace"]
 
 
 @dataclass
@@ -89,6 +95,7 @@ def make_trace(
     backward_autocast: State = (),
     compiled: bool = False,
     turned: bool = False,
+    look: Look | None = None,
 ) -> Trace:
     """The trace of AOTAutograd's joint graph, rewritten in place.
 
@@ -97,7 +104,8 @@ def make_trace(
 
     `leaves` are the indices of primals whose gradient autograd keeps in `.grad`, `accumulating` those of them
     that have a gradient already, which this one is added to. `weights` are those that eager casts once under
-    autocast, `backward_autocast` is the state that the backward was traced in.
+    autocast, `backward_autocast` is the state that the backward was traced in. `look` tells what kernels
+    really return.
     """
     placeholders = joint.graph.find_nodes(op="placeholder")
     tangents = [node for node in placeholders if "tangents" in node.name]
@@ -109,7 +117,7 @@ def make_trace(
     roles = [*("input" for _ in primals[:tokens]), *roles]
     separate_tangents(tangents)
     expected = _expected(tangents, differentiate)
-    device = _device_of(primals)
+    device = device_of(joint.graph)
     if compiled:
         pad_once(joint.graph)
         look_through_views(joint.graph)
@@ -122,6 +130,8 @@ def make_trace(
     keep_mutated_inputs(joint.graph, primals, tangents)
     drop_idle_views(joint.graph)
     if not compiled:
+        conjugate_numbers(joint.graph)
+        materialise_zeros(joint.graph)
         drop_copies(joint.graph)
         stack_selected(joint.graph)
     unexpected = [node for node in tangents if node not in expected]
@@ -129,6 +139,9 @@ def make_trace(
     remove_dead(joint.graph)
     if turned:
         turn_once(joint.graph, primals)
+    if look is not None:
+        settle(joint.graph, look)
+        remove_dead(joint.graph)
     results = _results(joint.graph)
     outputs, gradients = results[:forward_outputs], results[forward_outputs:]
     if not compiled:
@@ -153,8 +166,10 @@ def _expected(tangents: list[fx.Node], differentiate: str) -> list[fx.Node]:
     return scalars if scalars and differentiate == "auto" else tangents
 
 
-def _device_of(primals: Sequence[fx.Node]) -> torch.device:
-    devices = {node.meta["val"].device for node in primals if isinstance(node.meta["val"], torch.Tensor)}
+def device_of(graph: fx.Graph) -> torch.device:
+    """The device that a step is planned on: the one of its inputs, an accelerator if there is one."""
+    values = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
+    devices = {value.device for value in values if isinstance(value, torch.Tensor)}
     accelerators = sorted((device for device in devices if device.type != "cpu"), key=str)
     return accelerators[0] if accelerators else torch.device("cpu")
 

@@ -12,6 +12,7 @@ from .._torch import boxed, private
 from ..errors import UnsupportedBackward
 from ..rewrite import prune_tangents, remove_dead
 from .eager import compile_graph
+from .first_run import Misfits, checked
 
 __all__ = ["Backward", "CompiledBackward"]
 
@@ -19,11 +20,11 @@ __all__ = ["Backward", "CompiledBackward"]
 class Backward:
     """The backward's function, in one form per set of gradients that come."""
 
-    def __init__(self, module: fx.GraphModule, expected: tuple[bool, ...]) -> None:
+    def __init__(self, module: fx.GraphModule, expected: tuple[bool, ...], misfits: Misfits) -> None:
         self.module = module
         self.expected = expected
         self.forms: dict[tuple[int, ...], Callable[[list[Any]], Any]] = {
-            (): compile_graph(module, "backward")
+            (): checked(module, "backward", misfits)
         }
 
     def boxed(self) -> Callable[[list[Any]], Any]:
