@@ -24,7 +24,7 @@ from .breaks import CAPPED_INSIDE, clear_errors
 from .capture import Piece, capturing
 from .errors import BudgetTooSmall, CaptureError
 from .first_call import install, may_install
-from .in_flight import BAND, Caller, held_beside, too_many
+from .in_flight import BAND, Caller, held_beside, some_plan, too_many
 from .modes import with_foreign_modes, without_foreign_modes
 from .options import Options, limit
 from .plan import Plan
@@ -286,7 +286,7 @@ class Capped:
         beside = held_beside(self.caller)
         if not beside or entry.fits(beside):
             return 0
-        if entry.plan is not None and limit(self.options, entry.plan) is None:
+        if limit(self.options, entry.plan or some_plan()) is None:
             self.say(f"{self.relative_to()}: what calls hold whose backward is still to come is not in it")
             return 0
         if self.caller.beside != beside:

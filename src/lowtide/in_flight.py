@@ -23,7 +23,7 @@ from .plan import Plan
 from .say import log
 from .units import format_bytes
 
-__all__ = ["BAND", "Call", "Caller", "held_beside", "keep_account", "refuse_if_over", "too_many"]
+__all__ = ["BAND", "Call", "Caller", "held_beside", "keep_account", "refuse_if_over", "some_plan", "too_many"]
 
 BAND = "calls in flight"
 
@@ -116,6 +116,11 @@ def held_beside(caller: Caller) -> int:
     calls = list(_pending)
     own = [call.plan.gradient_bytes for call in calls if call.caller is caller]
     return sum(call.held for call in calls) + max(own, default=0)
+
+
+def some_plan() -> Plan | None:
+    """The plan of one of the calls in flight."""
+    return next((call.plan for call in _pending), None)
 
 
 def refuse_if_over(caller: Caller, plan: Plan | None) -> None:

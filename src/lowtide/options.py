@@ -104,12 +104,13 @@ class Options:
                 )
 
 
-def limit(options: Options, plan: Plan) -> int | None:
+def limit(options: Options, plan: Plan | None) -> int | None:
     """The bytes that a planned step may take together with what comes later, None where nothing says so.
 
     A share of the step's own uncapped peak limits the step alone; bytes, and shares of a device's memory,
     limit all that is there.
     """
     budget = options.budget
-    relative = budget is not None and budget.share is not None and plan.graph.device == "cpu"
-    return None if relative else plan.budget
+    if plan is None or (budget is not None and budget.share is not None and plan.graph.device == "cpu"):
+        return None
+    return plan.budget

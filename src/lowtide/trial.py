@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,6 +47,15 @@ class Trial:
         """Be as before the first run: what that installed (hooks, caches, flags) is gone, too."""
         self.attributes.restore()
         self.restore()
+
+    @contextmanager
+    def starting_here(self) -> Iterator[None]:
+        """Let what modules hold now be what they start from, for a while."""
+        before, self.attributes = self.attributes, Attributes(self.attributes.kept)
+        try:
+            yield
+        finally:
+            self.attributes = before
 
     def run_twice(self, model: Any) -> tuple[Steps, Measurement]:
         """Two steps, each from the kept tensors, of which the second is measured."""

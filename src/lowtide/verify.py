@@ -192,7 +192,9 @@ def verify(
         unstable: tuple[str, ...] = ()
         weights = weights_of(modules_of(model), plan.trimmed)  # whose gradients come from fewer rows
         rounded = frozenset(f"gradients {n}" for n, p in trial.parameters.items() if p in weights)
-        with as_planned(modules_of(model), plan.sketched):  # it may keep layers exact that are sketched else
+        trial.start_again()
+        # The plan may keep layers exact that are sketched without it.
+        with as_planned(modules_of(model), plan.sketched), trial.starting_here():
             plain, uncapped = trial.run_from_the_start(model)
             different = () if compiled else _differences(plain, capped, rounded)
             reference = plain
