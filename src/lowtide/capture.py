@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from ._torch import eager_kernels, frees_tangents, private
+from ._torch import eager_kernels, frees_tangents, keeping_draws, private
 from .allocator import rounded
 from .budget import booked, device_blocks, device_memory, plan_graph, resolve
 from .cost import price
 from .devices import find_device
+from .draws import lay_out_calls
 from .errors import NothingToTrain, PlanMismatch
 from .fuse import fuse
 from .given import Given
@@ -86,7 +87,8 @@ class Piece:
             from .run.inductor import CompiledStep
 
             return _with_missing_gradients_left_out(CompiledStep(self, module, inputs))
-        with private("functorch_config").patch(donated_buffer=False), eager_kernels():
+        lay_out_calls(module)
+        with private("functorch_config").patch(donated_buffer=False), eager_kernels(), keeping_draws():
             run = private("aot_module_simplified")(
                 module,
                 list(inputs),

@@ -2,15 +2,16 @@
 
 AOTAutograd hands over a functional `torch.fx` graph whose placeholders are primals (parameters, buffers,
 inputs) and tangents (gradients of the outputs), and whose results are the forward's outputs followed by one
-gradient per primal. Seven rewrites make it fit to be planned and to run as fast as eager:
+gradient per primal. Eight rewrites make it fit to be planned and to run as fast as eager:
 
+- `in_order_of_memory`: random numbers are drawn along the strides that eager draws along;
 - `fuse_batch_norm`: the functional BatchNorm becomes the fused one of eager, statistics updated in place;
 - `keep_mutated_inputs`: what the backward reads of an input that the forward overwrites is cloned first;
 - `drop_idle_views`: views that change nothing, which autograd leaves behind, are skipped;
 - `drop_copies`: a write into a part of a tensor reads its source directly, without a copy in between;
 - `stack_selected`: the gradient of an unpacked tensor is stacked, as in eager, not summed from padded parts;
 - `prune_tangents`: gradients that are known not to come are taken out, as eager autograd would;
-- dead nodes are removed.
+- dead nodes are removed, except those that draw random numbers.
 
 For a step that is going to be compiled others stand in the place of those that are eager's: `pad_once`,
 `join_sums` for the gradients of what several concatenations read, and `turn_once` where the compiler is going
@@ -28,8 +29,9 @@ import torch
 from torch import fx
 
 from . import accumulate, batchnorm, dropout
+from .draws import in_order_of_memory, is_drawn_in_backward
 from .layout import lay_out
-from .nodes import depends_on, mutations
+from .nodes import depends_on, mark_backward, mutations
 from .padding import pad_once
 from .rewrite import (
     drop_copies,
@@ -71,8 +73,8 @@ class Trace:
         return self.module.graph
 
     def backward_nodes(self) -> set[fx.Node]:
-        """Nodes that depend on a tangent."""
-        return depends_on(self.graph, self.tangents)
+        """Nodes that depend on a tangent, or on a random number that is drawn in the backward."""
+        return depends_on(self.graph, [*self.tangents, *filter(is_drawn_in_backward, self.graph.nodes)])
 
 
 def make_trace(
@@ -94,6 +96,11 @@ def make_trace(
     `leaves` are the indices of primals whose gradient autograd keeps in `.grad`, `accumulating` those of them
     that have a gradient already, which this one is added to.
     """
+    mark_backward(joint.graph)
+    for (
+        node
+    ) in joint.graph.nodes:  # what a custom function keeps on its `ctx` would not be freed when dropped
+        node.meta.pop("saved_tensor_with_no_vc_check", None)
     placeholders = joint.graph.find_nodes(op="placeholder")
     tangents = [node for node in placeholders if "tangents" in node.name]
     primals = [node for node in placeholders if "tangents" not in node.name]
@@ -109,6 +116,7 @@ def make_trace(
         look_through_views(joint.graph)
         join_sums(joint.graph)
     else:
+        in_order_of_memory(joint.graph)
         batchnorm.fuse(joint.graph)
         dropout.as_in_eager(joint.graph)
     keep_mutated_inputs(joint.graph, primals, tangents)
@@ -118,7 +126,7 @@ def make_trace(
         stack_selected(joint.graph)
     unexpected = [node for node in tangents if node not in expected]
     prune_tangents(joint.graph, unexpected, tangents)
-    remove_dead(joint.graph)
+    remove_dead(joint.graph, compiled=compiled)
     if turned:
         turn_once(joint.graph, primals)
     results = _results(joint.graph)
