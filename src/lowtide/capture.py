@@ -32,8 +32,10 @@ from .lower import Pair, lower
 from .notes import notes_on
 from .options import Options
 from .plan import Plan, make_plan
+from .rereads import read_otherwise
 from .resident import fixed_bands
 from .run.backward import Backward
+from .run.changes import Watch, Watched
 from .run.eager import compile_graph
 from .run.images import hand_over_channels_last, turns_layouts
 from .simulate import simulate
@@ -77,6 +79,7 @@ class Piece:
     tangents: list[torch.Tensor] = field(default_factory=list)
     spare: int = 0
     sketches: Sketches | None = None
+    watch: Watch = field(default_factory=Watch)
 
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The function that runs this piece; it takes and gives what the module does."""
@@ -86,7 +89,7 @@ class Piece:
         if self.compiled:
             from .run.inductor import CompiledStep
 
-            return _with_missing_gradients_left_out(CompiledStep(self, module, inputs))
+            return self.as_autograd_sees_it(CompiledStep(self, module, inputs))
         lay_out_calls(module)
         with private("functorch_config").patch(donated_buffer=False), eager_kernels(), keeping_draws():
             run = private("aot_module_simplified")(
@@ -99,7 +102,22 @@ class Piece:
                 keep_inference_input_mutations=True,
             )
         self.trace = None
-        return _with_missing_gradients_left_out(run)
+        return self.as_autograd_sees_it(run)
+
+    def as_autograd_sees_it(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with missing gradients left out and its inputs looked at before the backward."""
+
+        def call(*args: Any) -> Any:
+            results = run(*args)
+            node = _node_of(results, args)
+            if node is not None:
+                node.set_materialize_grads(False)  # the backward sees which gradients do not come
+                check = self.watch.after_forward(args)
+                if check is not None:
+                    node.register_prehook(check)
+            return results
+
+        return call
 
     def partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
@@ -117,9 +135,30 @@ class Piece:
         assert self.lifted is not None
         assert self.plan is not None
         pair: Pair = lower(self.trace, self.lifted, self.plan.schedule)
+        self.watch = self.watched(pair.backward)
         if self.compiled:
             hand_over_channels_last(pair.forward, len(self.trace.outputs))
         return pair.forward, pair.backward
+
+    def watched(self, backward: fx.GraphModule) -> Watch:
+        """The inputs that may not change before the backward; all of them where torch merged some."""
+        assert self.trace is not None
+        assert self.lifted is not None
+        assert self.plan is not None
+        names = self.given.names
+        tokens = len(self.trace.primals) - len(names)
+        if tokens < 0:
+            sizes = self.given.storages
+            return Watch([Watched(place, name) for place, name in enumerate(names) if sizes[place]])
+        read = {node.name for node in backward.graph.find_nodes(op="placeholder")}
+        again = read_otherwise(self.trace, self.lifted, self.plan.schedule)
+        return Watch(
+            [
+                Watched.of(place, names[place], node.meta["val"], again=node in again)
+                for place, node in enumerate(self.trace.primals[tokens:])
+                if node.name in read or node in again
+            ]
+        )
 
     def become(self, other: Piece) -> None:
         """Be as a copy of this piece that was taken and planned."""
@@ -287,26 +326,20 @@ def _follow(plan: Plan, graph: Graph, free: list[int] | None) -> Plan:
     return booked(replace(made, sketched=plan.sketched, trimmed=plan.trimmed), free)
 
 
-def _with_missing_gradients_left_out(run: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        results = run(*args)
-        _leave_missing_gradients_out(results)
-        return results
+def _node_of(results: Any, args: Sequence[Any]) -> Any:
+    """Autograd's node for the step; None where no result needs a gradient.
 
-    return call
-
-
-def _leave_missing_gradients_out(results: Any) -> None:
-    """Let the backward see which gradients do not come, instead of zeros made for them."""
+    From a result that is a view of an input one gets to the node of what made that input, which is another.
+    """
     for result in results if isinstance(results, list | tuple) else [results]:
-        node = result.grad_fn if isinstance(result, torch.Tensor) else None
+        node: Any = result.grad_fn if isinstance(result, torch.Tensor) else None
         for _ in range(4):
-            if node is None:
-                break
             if hasattr(node, "set_materialize_grads"):
-                node.set_materialize_grads(False)
+                if not any(isinstance(arg, torch.Tensor) and arg.grad_fn is node for arg in args):
+                    return node
                 break
-            node = node.next_functions[0][0] if node.next_functions else None
+            node = node.next_functions[0][0] if node is not None and node.next_functions else None
+    return None
 
 
 def _warm_up(device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ class Given:
 
     `roles` are "parameter", "buffer" and "input"; `leaves` get a gradient in `.grad`, and have one already
     where they are `accumulating`; `trained` refers to the leaves themselves; `storages` are the bytes of what
-    each input looks at.
+    each input looks at; `names` are what a user calls them.
     """
 
     roles: tuple[str, ...] = ()
@@ -29,6 +30,7 @@ class Given:
     accumulating: frozenset[int] = frozenset()
     trained: tuple[weakref.ref[torch.Tensor], ...] = ()
     storages: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, module: fx.GraphModule, inputs: Sequence[Any]) -> Given:
@@ -46,6 +48,9 @@ class Given:
             accumulating=frozenset(index for index, item in leaves.items() if item.grad is not None),
             trained=tuple(map(weakref.ref, leaves.values())),
             storages=tuple(map(_storage_bytes, inputs)),
+            names=tuple(
+                _name(str(node.target), _role(node, item)) for node, item in zip(nodes, inputs, strict=True)
+            ),
         )
 
     def present_gradients(self) -> Iterator[int]:
@@ -83,6 +88,21 @@ def _role(node: fx.Node, item: Any) -> str:
     if isinstance(item, torch.nn.Parameter):
         return "parameter"
     return "buffer" if "_buffers_" in node.name else "input"
+
+
+_PARTS = re.compile("_(?:modules|parameters|buffers)_")
+
+
+def _name(target: str, role: str) -> str:
+    """What a user calls an input, from torch's name of it (`L_self_modules_0_parameters_weight_`)."""
+    owner, *path = _PARTS.split(target.removesuffix("_"))
+    if path:
+        return f"the {role} {'.'.join(path)}"
+    word = owner.rpartition("cell_contents_")[2].removeprefix("L_")
+    kind, _, rest = word.partition("_")
+    if kind == "args" and rest:
+        return f"the argument {rest}" if not rest.isdecimal() else f"argument {rest}"
+    return f"the {role} {rest if kind == 'kwargs' and rest else word}"
 
 
 def _storage_bytes(item: Any) -> int:
