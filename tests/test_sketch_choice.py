@@ -239,9 +239,8 @@ def test_untidy_steps(cast, choose):
     choose(lambda place: True)
     found, plan = capped_step(model, x)
     assert same(found, step(always, x))
-    assert [name.rpartition(".")[2] for name in plan.sketched] == (
-        ["twice", "tied", "last", "again"] if cast else ["twice", "tied", "last"]
-    )
+    names = ["twice", "again", "tied", "last"] if cast else ["twice", "tied", "last"]
+    assert [name.rpartition(".")[2] for name in plan.sketched] == names
 
 
 class ChangesInput(nn.Module):

@@ -22,6 +22,7 @@ NAMES: dict[str, tuple[str, str]] = {
     # use here: (where it lives, versions it was seen in)
     "aot_module_simplified": ("torch._functorch.aot_autograd:aot_module_simplified", "2.11-2.13"),
     "dynamo_config": ("torch._dynamo.config", "2.11-2.13"),
+    "inductor_config": ("torch._inductor.config", "2.11-2.13"),
     "functorch_config": ("torch._functorch.config", "2.11-2.13"),
     "BackendCompilerFailed": ("torch._dynamo.exc:BackendCompilerFailed", "2.11-2.13"),
     "DynamoError": ("torch._dynamo.exc:TorchDynamoException", "2.11-2.13"),
@@ -207,9 +208,10 @@ def capture_settings() -> AbstractContextManager[None]:
     """How torch.compile's front end looks at a step while it is called (names seen in 2.11-2.13).
 
     Hooks on modules are watched, so that one added later is not missed; a step that reads changing Python
-    values may be captured more than a few times; what it writes to a log is left out, not refused. The
-    buckets of DistributedDataParallel do not split the graph; where torch would give up and run plainly, it
-    raises. Not by `config.patch`, which leaves a context variable behind for good, here at every step.
+    values may be captured more than a few times; what it writes to a log is left out, not refused. Numbers
+    that it draws with NumPy are NumPy's: torch would draw them from its own generator. The buckets of
+    DistributedDataParallel do not split the graph; where torch would give up and run plainly, it raises.
+    Not by `config.patch`, which leaves a context variable behind for good, here at every step.
     """
     config = private("dynamo_config")
     return attributes(
@@ -219,6 +221,7 @@ def capture_settings() -> AbstractContextManager[None]:
         fail_on_recompile_limit_hit=True,
         suppress_errors=False,
         optimize_ddp=False,
+        use_numpy_random_stream=True,
         ignore_logging_functions=config.ignore_logging_functions or _log_functions(),
     )
 
@@ -287,6 +290,14 @@ def eager_kernels() -> Iterator[None]:
         for op, kernels in taken:
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()
+
+
+def keeping_draws() -> AbstractContextManager[None]:
+    """Let torch's passes over captured graphs keep random ops that nobody reads.
+
+    They erase these unless numbers are to be eager's (`fallback_random`, seen in 2.11-2.13).
+    """
+    return attributes(private("inductor_config"), fallback_random=True)
 
 
 def _overloads(namespace: Any) -> Iterator[Any]:

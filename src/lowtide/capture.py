@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from ._torch import eager_kernels, first_run_unwatched, frees_tangents, private
+from ._torch import eager_kernels, first_run_unwatched, frees_tangents, keeping_draws, private
 from .allocator import rounded
 from .autocast import State, as_torch_reads_it, mark_regions, under_autocast
 from .budget import device_blocks, device_memory, plan_graph, resolve
 from .cost import price
 from .devices import find_device
+from .draws import lay_out_calls
 from .errors import NothingToTrain
 from .follow import follow, refuse_if_too_large
 from .fuse import fuse
@@ -37,8 +38,10 @@ from .notes import notes_on
 from .optimizers import state_bytes
 from .options import Options, limit
 from .plan import Plan
+from .rereads import read_otherwise
 from .resident import fixed_bands, states
 from .run.backward import Backward
+from .run.changes import Watch, Watched
 from .run.eager import compile_graph
 from .run.eager_step import EagerStep
 from .run.first_run import Misfits, checked
@@ -92,6 +95,7 @@ class Piece:
     sketches: Sketches | None = None
     counted: dict[Seen, int] = field(default_factory=dict)
     misfits: Misfits = field(default_factory=lambda: Misfits.on("cpu"))
+    watch: Watch = field(default_factory=Watch)
 
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The function that runs this piece; it takes and gives what the module does."""
@@ -103,12 +107,13 @@ class Piece:
             from .run.inductor import CompiledStep
 
             return self.followed(CompiledStep(self, module, inputs))
+        lay_out_calls(module)
         return self.followed(EagerStep(self, module, inputs))
 
     def compile_eagerly(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The step as AOTAutograd puts it together from the two functions of the eager executor."""
         choices = {"donated_buffer": False, **self.choices}
-        with capturing, private("functorch_config").patch(choices), eager_kernels():
+        with capturing, private("functorch_config").patch(choices), eager_kernels(), keeping_draws():
             run = private("aot_module_simplified")(
                 module,
                 list(inputs),
@@ -127,25 +132,28 @@ class Piece:
         return {"backward_pass_autocast": as_torch_reads_it(self.autocast)}
 
     def followed(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, its calls kept account of until their backward; pieces of one call are one."""
+        """The function, its calls kept account of, and its inputs looked at, until their backward."""
 
         def call(*args: Any) -> Any:
-            if self.options.allow_breaks:
-                results = run(*args)
-                keep_account(results, None)
-                return results
-            refuse_if_over(self.caller, self.plan)
+            if not self.options.allow_breaks:
+                refuse_if_over(self.caller, self.plan)
             with first_run_unwatched() if self.casts_inside else nullcontext():
                 results = run(*args)
-            keep_account(results, self.call_made())
+            node = backward_node(results, args)
+            if node is not None:
+                node.set_materialize_grads(False)  # the backward sees which gradients do not come
+                self.follow_up(node, args)
             return results
 
         return call
 
-    def call_made(self) -> Call | None:
-        if self.plan is None:
-            return None
-        return Call(self.caller, self.plan, self.autocast, limit(self.options, self.plan))
+    def follow_up(self, node: Any, args: Sequence[Any]) -> None:
+        """What is looked at when autograd calls the backward of one call."""
+        check = self.watch.after_forward(args)
+        if check is not None:
+            node.register_prehook(check)
+        if self.plan is not None and not self.options.allow_breaks:  # pieces of one call are one
+            keep_account(node, Call(self.caller, self.plan, self.autocast, limit(self.options, self.plan)))
 
     def partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
@@ -163,9 +171,30 @@ class Piece:
         assert self.lifted is not None
         assert self.plan is not None
         pair: Pair = lower(self.trace, self.lifted, self.plan.schedule)
+        self.watch = self.watched(pair.backward)
         if self.compiled:
             hand_over_channels_last(pair.forward, len(self.trace.outputs))
         return pair.forward, pair.backward
+
+    def watched(self, backward: fx.GraphModule) -> Watch:
+        """The inputs that may not change before the backward; all of them where torch merged some."""
+        assert self.trace is not None
+        assert self.lifted is not None
+        assert self.plan is not None
+        names = self.given.names
+        tokens = len(self.trace.primals) - len(names)
+        if tokens < 0:
+            sizes = self.given.storages
+            return Watch([Watched(place, name) for place, name in enumerate(names) if sizes[place]])
+        read = {node.name for node in backward.graph.find_nodes(op="placeholder")}
+        again = read_otherwise(self.trace, self.lifted, self.plan.schedule)
+        return Watch(
+            [
+                Watched.of(place, names[place], node.meta["val"], again=node in again)
+                for place, node in enumerate(self.trace.primals[tokens:])
+                if node.name in read or node in again
+            ]
+        )
 
     def become(self, other: Piece) -> None:
         """Be as a copy of this piece that was taken and planned."""
@@ -369,6 +398,22 @@ def _without_untouched(graph: Graph, trace: Trace, value_of: dict[fx.Node, str])
         return replace(value, bytes=0) if untouched else value
 
     return graph.replace(values=tuple(map(known, graph.values)))
+
+
+def backward_node(results: Any, args: Sequence[Any]) -> Any:
+    """Autograd's node for the step; None where no result needs a gradient.
+
+    From a result that is a view of an input one gets to the node of what made that input, which is another.
+    """
+    for result in results if isinstance(results, list | tuple) else [results]:
+        node: Any = result.grad_fn if isinstance(result, torch.Tensor) else None
+        for _ in range(4):
+            if hasattr(node, "set_materialize_grads"):
+                if not any(isinstance(arg, torch.Tensor) and arg.grad_fn is node for arg in args):
+                    return node
+                break
+            node = node.next_functions[0][0] if node is not None and node.next_functions else None
+    return None
 
 
 def _warm_up(device: torch.device) -> None:

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 from .autocast import State, present_state
 from .errors import UnsupportedBackward
@@ -87,28 +84,10 @@ def _other_autocast(state: State) -> str:
     )
 
 
-def keep_account(results: Any, call: Call | None) -> None:
-    """Let the backward see which gradients do not come, and keep account of the call until it begins."""
-    for node in _backward_nodes(results):
-        node.set_materialize_grads(False)  # instead of zeros made for them
-        if call is not None and call not in _pending:
-            node.register_prehook(call.begin_backward)
-            _pending.add(call)
-
-
-def _backward_nodes(results: Any) -> Iterable[Any]:
-    """Autograd's node of the captured backward: an output may be a view of what the node gave."""
-    found: dict[int, Any] = {}
-    for result in results if isinstance(results, list | tuple) else [results]:
-        node = result.grad_fn if isinstance(result, torch.Tensor) else None
-        for _ in range(4):
-            if node is None:
-                break
-            if hasattr(node, "set_materialize_grads"):
-                found[id(node)] = node
-                break
-            node = node.next_functions[0][0] if node.next_functions else None
-    return found.values()
+def keep_account(node: Any, call: Call) -> None:
+    """Count a call as in flight until autograd calls its node, or lets go of it."""
+    node.register_prehook(call.begin_backward)
+    _pending.add(call)
 
 
 def held_beside(caller: Caller) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .draws import draws, is_drawn_in_backward, is_idle_draw
 from .nodes import depends_on, has_effect, is_mutation, mutations, storage_of, tensors_of
 
 __all__ = [
@@ -280,6 +281,25 @@ def prune_tangents(graph: fx.Graph, missing: Sequence[fx.Node], tangents: Sequen
     (output,) = graph.find_nodes(op="output")
     output.args = fx.map_arg(output.args, lambda node: None if node in gone else node)
     look_through_views(graph)
+    _leave_draws_out(graph, gone, backward)
+
+
+def _leave_draws_out(graph: fx.Graph, gone: set[fx.Node], backward: set[fx.Node]) -> None:
+    """Erase what is drawn for gradients that do not come: the backward of that function does not run.
+
+    Numbers that nobody reads are taken to be drawn for the gradient that is computed next.
+    """
+    kept: set[fx.Node] = set()
+    comes = True
+    for node in reversed(list(graph.nodes)):
+        if node in backward:
+            comes = node not in gone
+        if comes and is_idle_draw(node):
+            kept.add(node)
+    remove_dead(graph)
+    for node in reversed(list(graph.nodes)):
+        if is_idle_draw(node) and is_drawn_in_backward(node) and node not in kept:
+            graph.erase_node(node)
 
 
 def _rest_of_sum(node: fx.Node, gone: set[fx.Node]) -> fx.Node | None:
@@ -306,8 +326,13 @@ def _zeros_before(graph: fx.Graph, node: fx.Node, like: fx.Node) -> fx.Node:
     return zeros
 
 
-def remove_dead(graph: fx.Graph) -> None:
-    """Erase nodes that nothing reads, except those that write into inputs."""
+def remove_dead(graph: fx.Graph, *, compiled: bool = False) -> None:
+    """Erase nodes that nothing reads, except those that write into inputs or draw random numbers.
+
+    Numbers that a compiler draws do not depend on those that it drew before.
+    """
     for node in reversed(list(graph.nodes)):
-        if node.op in ("call_function", "get_attr") and not node.users and not has_effect(node):
+        if node.op not in ("call_function", "get_attr") or node.users or has_effect(node):
+            continue
+        if compiled or not draws(node):
             graph.erase_node(node)

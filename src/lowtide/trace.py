@@ -2,9 +2,10 @@
 
 AOTAutograd hands over a functional `torch.fx` graph whose placeholders are primals (parameters, buffers,
 inputs) and tangents (gradients of the outputs), and whose results are the forward's outputs followed by one
-gradient per primal. Twelve rewrites make it fit to be planned and to run as eager does, and as fast:
+gradient per primal. These rewrites make it fit to be planned and to run as eager does, and as fast:
 
 - `cast_once`, `cast_inside`: what autocast does in eager and not in a trace;
+- `in_order_of_memory`: random numbers are drawn along the strides that eager draws along;
 - `fuse_batch_norm`: the functional BatchNorm becomes the fused one of eager, statistics updated in place;
 - `keep_mutated_inputs`: what the backward reads of an input that the forward overwrites is cloned first;
 - `drop_idle_views`: views that change nothing, which autograd leaves behind, are skipped;
@@ -14,7 +15,7 @@ gradient per primal. Twelve rewrites make it fit to be planned and to run as eag
 - `stack_selected`: the gradient of an unpacked tensor is stacked, as in eager, not summed from padded parts;
 - `prune_tangents`: gradients that are known not to come are taken out, as eager autograd would;
 - `settle`: fake tensors get the strides that kernels really return, where these are known;
-- dead nodes are removed.
+- dead nodes are removed, except those that draw random numbers.
 
 For a step that is going to be compiled others stand in the place of those that are eager's: `pad_once`,
 `join_sums` for the gradients of what several concatenations read, and `turn_once` where the compiler is going
@@ -33,8 +34,9 @@ from torch import fx
 
 from . import accumulate, batchnorm, dropout
 from .autocast import State, cast_inside, cast_once
+from .draws import in_order_of_memory, is_drawn_in_backward
 from .layout import lay_out
-from .nodes import depends_on, mutations
+from .nodes import depends_on, mark_backward, mutations
 from .padding import pad_once
 from .real_strides import Look, settle
 from .rewrite import (
@@ -79,8 +81,8 @@ class Trace:
         return self.module.graph
 
     def backward_nodes(self) -> set[fx.Node]:
-        """Nodes that depend on a tangent."""
-        return depends_on(self.graph, self.tangents)
+        """Nodes that depend on a tangent, or on a random number that is drawn in the backward."""
+        return depends_on(self.graph, [*self.tangents, *filter(is_drawn_in_backward, self.graph.nodes)])
 
 
 def make_trace(
@@ -107,6 +109,9 @@ def make_trace(
     autocast, `backward_autocast` is the state that the backward was traced in. `look` tells what kernels
     really return.
     """
+    mark_backward(joint.graph)
+    for node in joint.graph.nodes:  # what a function keeps on its `ctx` would not be freed when dropped
+        node.meta.pop("saved_tensor_with_no_vc_check", None)
     placeholders = joint.graph.find_nodes(op="placeholder")
     tangents = [node for node in placeholders if "tangents" in node.name]
     primals = [node for node in placeholders if "tangents" not in node.name]
@@ -125,6 +130,7 @@ def make_trace(
     else:
         cast_once(joint.graph, primals[tokens:], _results(joint.graph)[forward_outputs:], weights)
         cast_inside(joint.graph, tangents, backward_autocast)
+        in_order_of_memory(joint.graph)
         batchnorm.fuse(joint.graph)
         dropout.as_in_eager(joint.graph)
     keep_mutated_inputs(joint.graph, primals, tangents)
@@ -136,12 +142,12 @@ def make_trace(
         stack_selected(joint.graph)
     unexpected = [node for node in tangents if node not in expected]
     prune_tangents(joint.graph, unexpected, tangents)
-    remove_dead(joint.graph)
+    remove_dead(joint.graph, compiled=compiled)
     if turned:
         turn_once(joint.graph, primals)
     if look is not None:
         settle(joint.graph, look)
-        remove_dead(joint.graph)
+        remove_dead(joint.graph, compiled=compiled)
     results = _results(joint.graph)
     outputs, gradients = results[:forward_outputs], results[forward_outputs:]
     if not compiled:
