@@ -23,6 +23,7 @@ from plan_tables import paper_table, plan_tables, plan_times_table
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (
     "README.md",
+    "docs/checks.md",
     "docs/exactness.md",
     "docs/head-to-head.md",
     "docs/how-it-works.md",
@@ -93,7 +94,21 @@ def sequences_rows() -> list[dict[str, Any]]:
     return [row for file in files for row in sequences_results.read(file)]
 
 
+def call_checks() -> str:
+    """The newest row of each check on each device."""
+    found = {(row["check"], row["device"]): row for row in read("call_checks.jsonl") if "check" in row}
+    devices = list(dict.fromkeys(device for _, device in found))
+    lines = [f"| looked at | when | {' | '.join(f'{name}, µs' for name in devices)} |"]
+    lines.append("|---|---|" + "---:|" * len(devices))
+    for check, when in dict.fromkeys((row["check"], row["when"]) for row in found.values()):
+        rows = (found.get((check, device)) for device in devices)
+        costs = ["-" if row is None else f"{row['microseconds']:.1f}" for row in rows]
+        lines.append(f"| {check} | {when} | {' | '.join(costs)} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "call_checks": call_checks,
     "exactness": lambda: exactness(short=True),
     "exactness-all": lambda: exactness(short=False),
     "headtohead": lambda: headtohead_table.table(read("headtohead-h200.jsonl")),

@@ -73,7 +73,7 @@ class Call:
 
 def held(plan: Plan) -> int:
     """What a call by that plan holds until its backward, besides parameters and buffers."""
-    return plan.saved + sum(value.bytes for value in plan.graph.values if value.kind == "input")
+    return plan.saved + plan.input_bytes
 
 
 def _other_autocast(state: State) -> str:

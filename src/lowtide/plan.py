@@ -106,6 +106,11 @@ class Plan:
         return saved_bytes(self.graph, self.schedule)
 
     @cached_property
+    def input_bytes(self) -> int:
+        """The bytes of the batch."""
+        return sum(value.bytes for value in self.graph.values if value.kind == "input")
+
+    @cached_property
     def gradient_bytes(self) -> int:
         """The bytes of the gradients that the step leaves behind."""
         return sum(value.bytes for value in self.graph.values if value.kind == "gradient")
