@@ -44,7 +44,8 @@ def filled_view(method, *args):
 def product_in_place(x):
     """What is written into a transposed tensor keeps its strides, which the dropout after it follows."""
     flat = x.flatten(0, 2).t().contiguous().t() * 1.0
-    flat.addmm_(flat.detach(), torch.ones(flat.shape[1], flat.shape[1], dtype=x.dtype))
+    nothing = torch.zeros(flat.shape[1], flat.shape[1], dtype=x.dtype)  # so that nothing is rounded
+    flat.addmm_(flat.detach(), nothing)
     return functional.dropout(flat, 0.3)
 
 

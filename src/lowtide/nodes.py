@@ -106,15 +106,16 @@ def mark_backward(graph: fx.Graph) -> None:
     """Mark what torch traced while autograd ran: what eager computes in the backward.
 
     torch tags the nodes of a joint graph (`partitioner_tag`, seen in 2.11-2.13), but not those of a custom
-    function's backward: they are what comes after the forward.
+    function's backward: they are what comes after the forward. Writes into inputs come last, with a tag.
     """
     calls = [node for node in graph.nodes if node.op == "call_function"]
     tags = [node.meta.get("partitioner_tag") for node in calls]
     first = tags.index("is_backward") if "is_backward" in tags else len(tags)
     if "is_forward" in tags:
         first = len(tags) - tags[::-1].index("is_forward")
-    for node in calls[first:]:
-        node.meta[_BACKWARD] = True
+    for node, tag in zip(calls[first:], tags[first:], strict=True):
+        if tag != "must_be_in_forward":
+            node.meta[_BACKWARD] = True
 
 
 def traced_in_backward(node: fx.Node) -> bool:

@@ -24,8 +24,6 @@ __all__ = ["Watch", "Watched"]
 _WORD = 8
 _word_at = ctypes.c_int64.from_address
 
-Look = tuple[int, ...]
-
 
 @dataclass(frozen=True)
 class Watched:
@@ -45,19 +43,29 @@ class Watched:
         seen = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.is_contiguous()
         return cls(place, name, again, tensor.nbytes if again and seen and tensor.nbytes >= _WORD else 0)
 
-    @property
-    def words(self) -> Look:
-        """Where the words are: at the start, in the middle and at the end."""
-        last = self.size - _WORD
-        return (0, last // 2 // _WORD * _WORD, last) if self.size else ()
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of the inputs: addresses of all, versions of those read again, words of some of these."""
+
+    addresses: list[int]
+    versions: list[int]
+    words: list[int]
 
 
 class Watch:
-    """Looks at some inputs of a step when its forward has run, and again when its backward is about to."""
+    """Looks at some inputs of a step when its forward has run, and again when its backward is about to.
+
+    Both cost a fraction of a microsecond per tensor, so nothing is done tensor by tensor that can be done
+    list by list: those with words come first, then the others that values are recomputed from.
+    """
 
     def __init__(self, inputs: Sequence[Watched] = ()) -> None:
-        self.inputs = tuple(inputs)
-        self.looks = [(each.again, each.size, each.words) for each in inputs]
+        self.inputs = sorted(inputs, key=lambda each: (not each.size, not each.again))
+        self.places = [each.place for each in self.inputs]
+        self.again = sum(each.again for each in self.inputs)
+        self.sizes = [each.size for each in self.inputs if each.size]
+        self.known: tuple[list[int], list[Any]] = ([0] * len(self.sizes), [None] * (3 * len(self.sizes)))
 
     def after_forward(self, args: Sequence[Any]) -> Callable[[Any], None] | None:
         """What to call before the backward of this call; None where it reads no input.
@@ -66,60 +74,91 @@ class Watch:
         """
         if not self.inputs:
             return None
-        tensors = [args[each.place] for each in self.inputs]
+        tensors = [args[place] for place in self.places]
         before = self.look(tensors)
 
         def before_backward(_: Any) -> None:
-            now = self.look(tensors)
+            now = self.look_again(tensors, before)
             if now != before:
                 self.refuse(tensors, before, now)
             tensors.clear()
 
         return before_backward
 
-    def look(self, tensors: Sequence[Any]) -> list[Look]:
-        """What is seen of each; a fraction of a microsecond per tensor."""
-        return [look(tensor, *kind) for tensor, kind in zip(tensors, self.looks, strict=False)]
+    def look(self, tensors: Sequence[Any]) -> Seen:
+        addresses = _addresses(tensors)
+        return Seen(addresses, self.versions(tensors), self.words(addresses[: len(self.sizes)]))
 
-    def refuse(self, tensors: Sequence[Any], before: list[Look], now: list[Look]) -> None:
+    def look_again(self, tensors: Sequence[Any], before: Seen) -> Seen:
+        """What is seen now; words only where every tensor still is where and as large as it was."""
+        addresses = _addresses(tensors)
+        worded = len(self.sizes)
+        words, there = before.words, addresses[:worded]
+        if there == before.addresses[:worded] and _sizes(tensors[:worded]) == self.sizes:
+            words = self.words(there)
+        return Seen(addresses, self.versions(tensors), words)
+
+    def versions(self, tensors: Sequence[Any]) -> list[int]:
+        return [tensor._version for tensor in tensors[: self.again]]
+
+    def words(self, addresses: list[int]) -> list[int]:
+        """Three words of each tensor that has them; where they lie is remembered, since parameters stay."""
+        if 0 in addresses:  # no memory to look at
+            return []
+        known, cells = self.known
+        if known != addresses:
+            cells = cells.copy()  # another thread may be reading
+            for index, (old, new) in enumerate(zip(known, addresses, strict=True)):
+                if old != new:
+                    cells[3 * index : 3 * index + 3] = _cells(new, self.sizes[index])
+            self.known = (addresses, cells)
+        return [cell.value for cell in cells]
+
+    def refuse(self, tensors: Sequence[Any], before: Seen, now: Seen) -> None:
         """Raise for the first input whose change would show in the gradients."""
-        for tensor, each, old, new in zip(tensors, self.inputs, before, now, strict=False):
-            how = change(tensor, old, new)
+        for index, each in enumerate(self.inputs):
+            how = self.change(tensors[index], index, before, now)
             if how:
                 raise UnsupportedBackward(
                     f"{each.name} {how} between the forward and its backward. {_why(each)} Change it before "
                     "the forward or after the backward, or lowtide.uncap the model."
                 )
 
+    def change(self, tensor: torch.Tensor, index: int, before: Seen, now: Seen) -> str | None:
+        """How an input changed, in words; None where that does not matter.
 
-def look(tensor: Any, again: bool, size: int, words: Look) -> Look:
-    """The address of a tensor; where values are recomputed from it, its version, and words if it has any."""
+        Of a tensor that autograd computed, a saved one goes on to look at the old data when `.data` is
+        replaced.
+        """
+        if before.versions[index : index + 1] != now.versions[index : index + 1]:
+            return "was written to in place (by an optimizer's step, say)"
+        if before.addresses[index] != now.addresses[index]:
+            return "got other data (`.data = ...`)" if tensor.is_leaf else None
+        three = slice(3 * index, 3 * index + 3)
+        past = before.words[three] != now.words[three]
+        return "was written to past autograd (through `.data` or a NumPy view)" if past else None
+
+
+def _addresses(tensors: Sequence[Any]) -> list[int]:
     try:
-        address: int = tensor.data_ptr()
+        return [tensor.data_ptr() for tensor in tensors]
     except RuntimeError:  # a subclass, or a layout, that has no single storage
-        address = 0
-    if not again:
-        return (address,)
-    if not words or not address or tensor.nbytes != size:
-        return address, tensor._version
-    return (address, tensor._version, *[_word_at(address + word).value for word in words])
+        return [0 for _ in tensors]
 
 
-def change(tensor: torch.Tensor, old: Look, new: Look) -> str | None:
-    """How an input changed, in words; None where that does not matter.
+def _sizes(tensors: Sequence[Any]) -> list[int]:
+    return [tensor.nbytes for tensor in tensors]
 
-    Of a tensor that autograd computed, a saved one goes on to look at the old data when `.data` is replaced.
-    """
-    if old[1:2] != new[1:2]:
-        return "was written to in place (by an optimizer's step, say)"
-    if old[0] != new[0]:
-        return "got other data (`.data = ...`)" if tensor.is_leaf else None
-    return "was written to past autograd (through `.data` or a NumPy view)" if old != new else None
+
+def _cells(address: int, size: int) -> list[Any]:
+    """The words at the start, in the middle and at the end of a tensor's data."""
+    last = size - _WORD
+    return [_word_at(address + place) for place in (0, last // 2 // _WORD * _WORD, last)]
 
 
 def _why(each: Watched) -> str:
     if not each.again:
-        return "The backward would read the new data, where plain PyTorch reads the old behind views."
+        return "The backward would read the new data, where plain PyTorch reads the old through views."
     return (
         "To stay under the budget, the backward recomputes from it what plain PyTorch would have kept, so "
         "the gradients would be wrong. A larger budget recomputes less."
