@@ -32,7 +32,7 @@ class EagerStep:
         self.run: Callable[..., Any] = piece.compile_eagerly(module, inputs)
 
     def __call__(self, *args: Any) -> Any:
-        if self.misfits:
+        if self.misfits.first is not None:
             self.plan_again(args)
         return self.run(*args)
 
