@@ -135,6 +135,34 @@ def test_second_plan_that_does_not_fit_is_refused(no_rules):
         model(x)
 
 
+def test_plan_that_was_given_is_followed_as_it_is(no_rules):
+    model, x = Transposed(), batch()
+    given = lowtide.plan(model, x, budget="min", prices="roofline")
+    lowtide.cap(model, plan=given, prices="roofline")
+    with mock.patch.object(logging.getLogger("lowtide"), "warning") as said:
+        for _ in range(3):
+            model.zero_grad()
+            model(x).backward()
+    ((message,), _) = said.call_args_list[-1]
+    assert 'Plan with prices="measured"' in message
+    assert lowtide.plan_of(model).schedule == given.schedule
+
+
+def test_plan_made_without_measuring_may_be_of_another_step(no_rules):
+    model, x = Transposed(), batch()
+    lowtide.cap(model, plan=lowtide.plan(model, x, budget="min"))
+    with pytest.raises(lowtide.PlanMismatch, match='prices="measured"'):
+        model(x)
+    lowtide.uncap(model)
+    lowtide.cap(model, plan=lowtide.plan(model, x, budget="min", prices="measured"))
+    model(x).backward()
+
+
+def test_plan_for_an_absent_gpu_knows_nothing_of_the_kernels_here():
+    graph = lowtide.plan(Transposed(), batch(), device="H200").graph
+    assert not [op for op in copies_of(graph) if op.phase == "forward"]
+
+
 def test_op_that_would_not_run_alone_is_learnt_for_the_next_process(no_rules, monkeypatch):
     tried = cost._try_op
 

@@ -204,7 +204,8 @@ class Piece:
         """Trace a joint graph, lift it and price it."""
         target = find_device(self.target) if self.target else None
         turned = self.compiled and turns_layouts(joint, target)
-        kernels = None if self.compiled else KnownKernels(device_of(joint.graph), measured=self.measured)
+        here = not self.compiled and target is None  # another device, and a compiler, have other kernels
+        kernels = KnownKernels(device_of(joint.graph), measured=self.measured) if here else None
         self.trace = make_trace(
             joint,
             forward_outputs=forward_outputs,

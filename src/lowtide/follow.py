@@ -28,7 +28,8 @@ def follow(
         raise PlanMismatch(
             f"the plan was made for another step: it has {len(plan.graph.ops)} ops and "
             f"{sum(v.bytes for v in plan.graph.values)} bytes of values, this step has {len(graph.ops)} and "
-            f"{sum(v.bytes for v in graph.values)}. Plan this model with this batch's shapes and device anew."
+            f"{sum(v.bytes for v in graph.values)}. Plan this model, batch shape and device anew; "
+            'with prices="measured" if it was planned without: kernels may need copies that tracing misses.'
         )
     size = plan.budget
     if budget is not None:

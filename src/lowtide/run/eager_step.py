@@ -32,7 +32,7 @@ class EagerStep:
         self.run: Callable[..., Any] = piece.compile_eagerly(module, inputs)
 
     def __call__(self, *args: Any) -> Any:
-        if self.misfits:
+        if self.misfits.first is not None:
             self.plan_again(args)
         return self.run(*args)
 
@@ -43,10 +43,11 @@ class EagerStep:
         device = torch.device(plan.graph.device)
         self.misfits = self.piece.misfits = Misfits.on(device)
         new = learn(found.facts, device, measured=self.piece.measured)
+        again = new and self.piece.options.plan is None  # one that was given is followed as it is
         over = found.tracker.peak + plan.graph.fixed_bytes - plan.peak
         if over > 0:
-            _say(found, plan, over, again=new)
-        if new:
+            _say(found, plan, over, again=again)
+        if again:
             with private("without_modes")():
                 self.run = self.piece.compile_eagerly(self.module, args)
             say_plan(self.piece.plan or plan)
@@ -56,7 +57,7 @@ def _say(found: Misfits, plan: Plan, over: int, *, again: bool) -> None:
     """Tell where memory was taken that no plan stood for."""
     assert found.first is not None
     where = " at ".join(filter(None, (module_path(found.first), source_line(found.first)))) or "the step"
-    then = "It is planned again with the real ones" if again else "Leave that much of the budget free"
+    then = "It is planned again with the real ones" if again else 'Plan with prices="measured", or for less'
     log.warning(
         f"{target_name(found.first)} in {where} returned a tensor with other strides than torch foretold, so "
         f"the last step took {format_bytes(over)} more than the {format_bytes(plan.peak)} that were planned. "

@@ -38,9 +38,6 @@ class Misfits:
         """None yet."""
         return cls(live_storages(device))
 
-    def __bool__(self) -> bool:
-        return self.first is not None
-
     def start(self, args: list[Any], *, backward: bool) -> None:
         """Count what a graph is given; what is new to a backward was made since: gradients of outputs."""
         for tensor in _tensors(args):
