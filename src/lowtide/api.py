@@ -229,7 +229,7 @@ def _told(
     if isinstance(error, GraphBreak):
         error.add_note(
             "if only the first call of the model does this (it may install hooks, or make a cache), call it "
-            "once before, as in `with torch.no_grad(): model(batch)`; lowtide.cap does so, a plan runs nothing"
+            "once before, as in `with torch.no_grad(): model(batch)`: lowtide.cap does that, a plan runs none"
         )
     return error
 
