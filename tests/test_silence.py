@@ -13,7 +13,6 @@ import lowtide
 from lowtide.resident import optimizer_bytes
 from test_api import WithLoss, clear, gradients, mlp, plain_gradients, same
 
-
 CPU = torch.device("cpu")
 
 

@@ -60,7 +60,7 @@ class Seen:
     def grew(self, optimizer: Any) -> bool:
         """Whether the state is not that of the last step, by its outline and now and then by its bytes."""
         state = getattr(optimizer, "state", {})
-        first = next(iter(state.values()), {})
+        first: Any = next(iter(state.values()), {})
         lengths = [len(item) for item in first.values() if isinstance(item, list)]  # as LBFGS has
         outline = (len(optimizer.param_groups), len(state), len(first), lengths)
         if outline == self.outline and not self.is_due():
