@@ -44,7 +44,6 @@ def lowtide(
 
 def _compile(module: torch.fx.GraphModule, inputs: Any, options: Options) -> Callable[..., Any]:
     """The module as planned, and as planned again where optimizer state comes that does not fit."""
-    look_at_steps()
     piece = Piece(options)
     run = piece.compile(module, inputs)
     if piece.plan is None:
@@ -63,6 +62,7 @@ class _Again:
     ) -> None:
         self.module, self.options, self.piece, self.run = module, options, piece, run
         self.looked = changes()
+        look_at_steps(self)
 
     def __call__(self, *args: Any) -> Any:
         if self.looked != changes():
