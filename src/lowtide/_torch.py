@@ -22,6 +22,7 @@ NAMES: dict[str, tuple[str, str]] = {
     # use here: (where it lives, versions it was seen in)
     "aot_module_simplified": ("torch._functorch.aot_autograd:aot_module_simplified", "2.11-2.13"),
     "dynamo_config": ("torch._dynamo.config", "2.11-2.13"),
+    "inductor_config": ("torch._inductor.config", "2.11-2.13"),
     "functorch_config": ("torch._functorch.config", "2.11-2.13"),
     "BackendCompilerFailed": ("torch._dynamo.exc:BackendCompilerFailed", "2.11-2.13"),
     "DynamoError": ("torch._dynamo.exc:TorchDynamoException", "2.11-2.13"),
@@ -33,6 +34,9 @@ NAMES: dict[str, tuple[str, str]] = {
     "push_mode": ("torch.utils._python_dispatch:_push_mode", "2.11-2.13"),
     "pop_mode": ("torch.utils._python_dispatch:_pop_mode", "2.11-2.13"),
     "without_autocast": ("torch._C:_DisableAutocast", "2.11-2.13"),
+    "enter_autocast": ("torch.amp.autocast_mode:_enter_autocast", "2.11-2.13"),
+    "exit_autocast": ("torch.amp.autocast_mode:_exit_autocast", "2.11-2.13"),
+    "has_kernel": ("torch._C:_dispatch_has_kernel_for_dispatch_key", "2.11-2.13"),
     "call_module": ("torch.nn.modules.module:Module._call_impl", "2.11-2.13"),
     "Operator": ("torch._ops:OperatorBase", "2.11-2.13"),
     "OpOverload": ("torch._ops:OpOverload", "2.11-2.13"),
@@ -63,6 +67,12 @@ NAMES: dict[str, tuple[str, str]] = {
     "Tracer": ("torch._dynamo.symbolic_convert:InstructionTranslator", "2.11-2.13"),
     "leave_pool": ("torch._C:_cuda_endAllocateToPool", "2.11-2.13"),
     "graph_task": ("torch._C:_current_graph_task_id", "2.11-2.13"),
+    "active_ddp": ("torch.nn.parallel:DistributedDataParallel._get_active_ddp_module", "2.11-2.13"),
+    "eval_frame": ("torch._dynamo.eval_frame", "2.11-2.13"),
+    "functorch_level": ("torch._C:_functorch.peek_interpreter_stack", "2.11-2.13"),
+    "saving_hooks_allowed": ("torch._C:_autograd._saved_tensors_hooks_is_enabled", "2.11-2.13"),
+    "neg_view": ("torch:_neg_view", "2.11-2.13"),
+    "suggest_memory_format": ("torch._prims_common:suggest_memory_format", "2.11-2.13"),
     "saving_hooks": ("torch._C:_autograd._top_saved_tensors_default_hooks", "2.11-2.13"),
 }
 
@@ -150,6 +160,27 @@ def met_in_capture(error: Exception) -> bool:
     return hasattr(error, "innermost_user_frame_summary")
 
 
+def autocast_knows(operator: str, kind: str) -> bool:
+    """Whether autocast has a rule for an operator on a kind of device: what it calls is then not cast."""
+    try:
+        return bool(private("has_kernel")(f"aten::{operator}", f"Autocast{kind.upper()}"))
+    except RuntimeError:  # there is no operator of that name
+        return False
+
+
+def is_view(tensor: torch.Tensor) -> bool:
+    """Whether autograd knows a tensor as a view of another one (`_is_view`, seen in 2.11-2.13)."""
+    return tensor._is_view()
+
+
+def first_run_unwatched() -> AbstractContextManager[None]:
+    """Let AOTAutograd put no dispatch mode on in a first run: calls of kernels are not cast there.
+
+    By it torch checks what custom operators alias (`check_custom_op_aliasing`, seen in 2.11-2.13).
+    """
+    return attributes(private("functorch_config"), check_custom_op_aliasing=False)
+
+
 def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     """Mark a function that takes its arguments as one list and empties it (seen in 2.11-2.13)."""
     function._boxed_call = True  # type: ignore[attr-defined]
@@ -169,20 +200,49 @@ def attributes(owner: Any, **values: Any) -> Iterator[None]:
             setattr(owner, name, value)
 
 
+RECAPTURES = 64
+"""How often a step may be captured for the same shapes, where it reads Python values that change; chosen."""
+
+
 def capture_settings() -> AbstractContextManager[None]:
     """How torch.compile's front end looks at a step while it is called (names seen in 2.11-2.13).
 
     Hooks on modules are watched, so that one added later is not missed; a step that reads changing Python
-    values may be captured more than a few times; what it writes to a log is left out, not refused.
+    values may be captured more than a few times; what it writes to a log is left out, not refused. Numbers
+    that it draws with NumPy are NumPy's: torch would draw them from its own generator. The buckets of
+    DistributedDataParallel do not split the graph; where torch would give up and run plainly, it raises.
     Not by `config.patch`, which leaves a context variable behind for good, here at every step.
     """
     config = private("dynamo_config")
     return attributes(
         config,
         skip_nnmodule_hook_guards=False,
-        recompile_limit=64,
+        recompile_limit=RECAPTURES,
+        fail_on_recompile_limit_hit=True,
+        suppress_errors=False,
+        optimize_ddp=False,
+        use_numpy_random_stream=True,
         ignore_logging_functions=config.ignore_logging_functions or _log_functions(),
     )
+
+
+def stance() -> str:
+    """What `torch.compiler.set_stance` says, "default" unless it was called (`_stance` seen in 2.11-2.13)."""
+    return private("eval_frame")._stance.stance  # type: ignore[no-any-return]
+
+
+@contextmanager
+def usual_stance() -> Iterator[None]:
+    """Let torch.compile capture at once, whatever stance compiled functions of others wait in.
+
+    Of those that it sets aside "eager_then_compile" would run a first step without a plan. Not so
+    "fail_on_recompile", which raises.
+    """
+    if stance() in ("default", "fail_on_recompile") and private("eval_frame")._stance.backend is None:
+        yield
+        return
+    with torch.compiler.set_stance("default"):
+        yield
 
 
 _LOG_NAMES = ("debug", "info", "warn", "warning", "error", "exception", "critical", "fatal", "log")
@@ -230,6 +290,14 @@ def eager_kernels() -> Iterator[None]:
         for op, kernels in taken:
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()
+
+
+def keeping_draws() -> AbstractContextManager[None]:
+    """Let torch's passes over captured graphs keep random ops that nobody reads.
+
+    They erase these unless numbers are to be eager's (`fallback_random`, seen in 2.11-2.13).
+    """
+    return attributes(private("inductor_config"), fallback_random=True)
 
 
 def _overloads(namespace: Any) -> Iterator[Any]:

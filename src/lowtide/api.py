@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from ._torch import capture_settings, private
+from ._torch import capture_settings, private, usual_stance
 from .breaks import clear_errors, users_error
 from .capped import Capped, fresh
 from .capture import Captured, Piece, capturing
-from .errors import CaptureError, LowtideError
+from .errors import CaptureError, GraphBreak, LowtideError
 from .in_place import capped_of, put, remove, replaced
 from .meta import fakes_for_meta
 from .misfit import misfit, takes_by_name
@@ -23,7 +23,9 @@ from .plan import Plan
 from .say import planning
 from .sketching.marker import leaving_marks
 from .stepped import capped_around, forget, watch
+from .trial import modules_of
 from .units import Budget
+from .whole import refuse_lazy, refuse_part, refuse_what_is_not_captured
 
 __all__ = ["cap", "plan", "plan_of", "uncap"]
 
@@ -65,6 +67,7 @@ def cap(
         raise LowtideError(f"cap takes a module or a function, not a {type(model).__name__}")
     if not isinstance(model, torch.nn.Module):
         return _wrap(model, chosen)  # type: ignore[no-any-return]
+    _refuse_wrappers(model)
     inner = [name for name, part in model.named_modules() if name and capped_of(part) is not None]
     if inner:
         raise LowtideError(f"{inner[0]!r} inside this model is capped already; lowtide.uncap it first")
@@ -82,6 +85,17 @@ def cap(
     put(model, capped)
     watch(capped)
     return model
+
+
+def _refuse_wrappers(model: torch.nn.Module) -> None:
+    """Refuse what cannot hold a cap: it would be lost, or end in an error at the first call."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise LowtideError("a model of torch.jit cannot be captured; cap the module that it was made from")
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise LowtideError(
+            "cap the module and wrap it then, as in DistributedDataParallel(lowtide.cap(model, ...)): what "
+            "DDP does around the module cannot be captured"
+        )
 
 
 def _call_of(module: torch.nn.Module) -> Callable[..., Any]:
@@ -160,11 +174,14 @@ def plan(
     >>> lowtide.plan(model, torch.empty(512, 64), budget="1MiB").peak <= 2**20
     True
     """
+    refuse_what_is_not_captured()
+    refuse_lazy(module for _, module in modules_of(model))
     chosen = Options.make(budget, prices=prices, **options)
     piece = Piece(chosen, target=None if device is None else str(device), only_plan=True)
     function = _call_of(model) if isinstance(model, torch.nn.Module) else model
 
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        refuse_part(module)
         return piece.compile(module, inputs)
 
     step = torch.compile(fresh(function), backend=backend, fullgraph=True, dynamic=False)
@@ -173,6 +190,7 @@ def plan(
             capturing,
             planning(),
             clear_errors(),
+            usual_stance(),
             capture_settings(),
             leaving_marks(),
             private("without_modes")(),
@@ -210,6 +228,11 @@ def _told(
     whole = batch[0] if len(batch) == 1 and not kwargs else None
     if isinstance(whole, Mapping) and takes_by_name(model, whole):
         error.add_note("the batch is one dict whose keys the model takes by name: is kwargs=batch meant?")
+    if isinstance(error, GraphBreak):
+        error.add_note(
+            "if only the first call of the model does this (it may install hooks, or make a cache), call it "
+            "once before, as in `with torch.no_grad(): model(batch)`; lowtide.cap does so, plan runs nothing"
+        )
     return error
 
 

@@ -14,11 +14,15 @@ from typing import Any
 import torch
 from torch import fx
 
+from ._torch import private
+from .autocast import State
 from .capture import Piece
 from .errors import LowtideError
+from .in_flight import Caller
 from .options import Options
-from .say import say_plan
+from .say import say_once, say_plan
 from .stepped import changes, look_at_steps
+from .whole import refuse_part
 
 __all__ = ["lowtide"]
 
@@ -37,47 +41,56 @@ def lowtide(
     if "budget" not in chosen and "plan" not in chosen:
         raise LowtideError('backend="lowtide" needs options={"budget": ...}, as in {"budget": "8GiB"}')
     made = Options.make(chosen.pop("budget", None), **chosen)
+    _check(module, made)
     if any(isinstance(item, torch.SymInt) for item in inputs) or _floats(module):
         return _PerShape(module, made)
-    return _compile(module, inputs, made)
+    return _Planned(module, inputs, made)
 
 
-def _compile(module: torch.fx.GraphModule, inputs: Any, options: Options) -> Callable[..., Any]:
-    """The module as planned, and as planned again where optimizer state comes that does not fit."""
-    piece = Piece(options)
-    run = piece.compile(module, inputs)
-    if piece.plan is None:
-        return run
-    say_plan(piece.plan)
-    if piece.plan.budget is None:
-        return run
-    return _Again(module, options, piece, run)
+def _check(module: torch.fx.GraphModule, options: Options) -> None:
+    """Refuse a part of a step, unless pieces are allowed; say where torch would not show a refusal."""
+    if private("dynamo_config").suppress_errors:
+        say_once(
+            "torch._dynamo.config.suppress_errors is set: a step that Lowtide refuses, torch runs uncapped"
+        )
+    if not options.allow_breaks:
+        refuse_part(module)
 
 
-class _Again:
-    """A planned module that is planned again when optimizer state has come that does not fit beside it."""
+class _Planned:
+    """A module of fixed shapes, planned for each state of autocast that its backward comes in.
 
-    def __init__(
-        self, module: torch.fx.GraphModule, options: Options, piece: Piece, run: Callable[..., Any]
-    ) -> None:
-        self.module, self.options, self.piece, self.run = module, options, piece, run
-        self.looked = changes()
+    It is planned again when optimizer state has come that does not fit beside its plan.
+    """
+
+    def __init__(self, module: torch.fx.GraphModule, inputs: Any, options: Options) -> None:
         look_at_steps(self)
+        self.module = module
+        self.options = options
+        self.caller = Caller("this compiled step")
+        self.looked = changes()
+        self.planned: dict[State, tuple[Piece, Callable[..., Any]]] = {}
+        self.plan(inputs)
 
     def __call__(self, *args: Any) -> Any:
         if self.looked != changes():
             self.looked = changes()
-            if self.outgrown():
-                self.piece = Piece(self.options)
-                self.run = self.piece.compile(self.module, args)
-        return self.run(*args)
+            self.planned = {state: found for state, found in self.planned.items() if not _outgrown(found[0])}
+        if self.caller.autocast not in self.planned:
+            self.plan(args)
+        return self.planned[self.caller.autocast][1](*args)
 
-    def outgrown(self) -> bool:
-        """Whether the state that is there now does not fit beside the plan."""
-        plan = self.piece.plan
-        if plan is None or plan.budget is None:
-            return False
-        return plan.peak + self.piece.uncounted_state() > plan.budget
+    def plan(self, inputs: Any) -> None:
+        piece = Piece(self.options, caller=self.caller, autocast=self.caller.autocast)
+        self.planned[piece.autocast] = piece, piece.compile(self.module, inputs)
+        if piece.plan is not None:
+            say_plan(piece.plan)
+
+
+def _outgrown(piece: Piece) -> bool:
+    """Whether the optimizer state that is there now does not fit beside the plan."""
+    plan = piece.plan
+    return plan is not None and plan.budget is not None and plan.peak + piece.uncounted_state() > plan.budget
 
 
 class _PerShape:
@@ -109,7 +122,7 @@ class _PerShape:
                         _write_in(user, holder, value)
                     module.graph.erase_node(holder)
         module.recompile()
-        return _compile(module, _tensors(args), self.options)
+        return _Planned(module, _tensors(args), self.options)
 
 
 def _floats(module: fx.GraphModule) -> set[int]:

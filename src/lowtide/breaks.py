@@ -111,6 +111,12 @@ def _reason(error: Any) -> str:
         return "a backward hook of a module; torch captures hooks of tensors and parameters, not this one"
     if "data-dependent" in said:
         return "data-dependent branching: a plan is made before the values of tensors are known"
+    if "functorch" in said:
+        return "a transform of torch.func around it; lowtide.uncap the model, or cap the whole function"
+    if "use_numpy_random_stream" in said:
+        return "random numbers of NumPy; draw them with torch, or pass them to the step"
+    if "convert args/kwargs to proxy" in said and "Generator" in str(error):
+        return "a random generator as an argument; draw from torch's default one, or pass the numbers"
     if "RNN, GRU, or LSTM" in said:
         return f"{said}; lowtide.Recurrent caps such a layer"
     return said

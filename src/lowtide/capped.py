@@ -6,6 +6,7 @@ never meet, and an old plan can be let go. Calls in eval mode or without gradien
 
 from __future__ import annotations
 
+import gc
 import threading
 import types
 import weakref
@@ -17,36 +18,50 @@ from typing import Any
 
 import torch
 
-from ._torch import capture_settings, count_global_hooks, outside_dynamo, private
+from ._torch import capture_settings, count_global_hooks, outside_dynamo, private, usual_stance
+from .autocast import State, present_state
 from .breaks import CAPPED_INSIDE, clear_errors
 from .capture import Piece, capturing
-from .errors import CaptureError
+from .errors import BudgetTooSmall, CaptureError
+from .first_call import install, may_install
+from .in_flight import BAND, Caller, held_beside, some_plan, too_many
 from .modes import with_foreign_modes, without_foreign_modes
-from .options import Options
+from .options import Options, limit
 from .plan import Plan
 from .say import log, planning, say_plan
 from .simulate import simulate
 from .sketching.marker import leaving_marks
 from .stepped import changes
-from .trial import Trial
+from .trial import Trial, modules_of
 from .units import format_bytes
+from .whole import forced_eager, refuse_lazy, refuse_part, refuse_second_part, refuse_what_is_not_captured
 
 __all__ = ["Capped", "fresh"]
 
+_present = threading.local()
+"""How many graphs torch handed over for the capped call that a thread is in; None outside of one."""
 
-_now = threading.local()
-"""Whether a capped call is going on in this thread: one inside of it would have a budget of its own."""
+
+def _present_graphs() -> int | None:
+    return getattr(_present, "graphs", None)
 
 
 @dataclass(eq=False)
 class Entry:
-    """The compiled step of one shape, and the plans of its pieces."""
+    """The compiled step of one shape, and the plans of its pieces.
+
+    It is traced for a backward in the state `autocast`, and planned beside other calls that hold `beside`
+    bytes.
+    """
 
     options: Options
+    caller: Caller
+    autocast: State = ()
+    beside: int = 0
     call: Callable[..., Any] | None = None
     pieces: list[Piece] = field(default_factory=list)
     ran: list[Piece] = field(default_factory=list)
-    beside: dict[Any, Plan] = field(default_factory=dict)
+    with_bands: dict[Any, tuple[Plan, Plan]] = field(default_factory=dict)
     looked: int = -1
     state: int = 0
 
@@ -62,22 +77,31 @@ class Entry:
         )
         return replace(max(plans, key=lambda plan: plan.peak), sketched=sketched, trimmed=trimmed)
 
-    def plan_with(self, present: int, state: int = 0) -> Plan | None:
-        """The plan as it stands beside gradients and optimizer state, in bytes, that it was made without."""
+    def plan_with(self, bands: dict[str, int]) -> Plan | None:
+        """The plan as it stands beside bytes that it was made without."""
         plan = self.plan
-        if plan is None or not present + state:
+        key = tuple(bands.items())
+        if plan is None or not key:
             return plan
-        if (present, state) in self.beside:
-            return self.beside[present, state]
-        fixed = dict(plan.graph.fixed)
-        for name, size in (("present gradients", present), ("optimizer", state)):
-            if size:
-                fixed[name] = fixed.get(name, 0) + size
-        graph = plan.graph.replace(fixed=fixed)
-        compiled = None if plan.compiled is None else plan.compiled + present + state
-        timeline = simulate(graph, plan.schedule)
-        self.beside[present, state] = replace(plan, graph=graph, timeline=timeline, compiled=compiled)
-        return self.beside[present, state]
+        before, known = self.with_bands.get(key, (None, None))
+        if before is plan:  # a step may have been planned again since
+            return known
+        made = _with_more(plan, bands)
+        self.with_bands[key] = plan, made
+        return made
+
+    def uncounted(self) -> dict[str, int]:
+        """Bytes that are there now and that the plan does not count."""
+        calls = 0 if self.beside else held_beside(self.caller)
+        found = {"present gradients": self.gradients(), "optimizer": self.uncounted_state(), BAND: calls}
+        return {name: size for name, size in found.items() if size}
+
+    def fits(self, more: int) -> bool:
+        """Whether the plan has room for more bytes beside it; where there is none yet, it has not."""
+        plan = self.plan
+        return plan is not None and (
+            plan.budget is None or plan.peak + self.uncounted_state() + more <= plan.budget
+        )
 
     def uncounted_state(self) -> int:
         """Bytes of optimizer state that are there now and that the plan does not count."""
@@ -90,6 +114,16 @@ class Entry:
         """Bytes of gradients that are there now and that the plan does not count."""
         uncounted = (piece.given for piece in self.ran if not piece.given.accumulating)
         return sum(size for given in uncounted for size in given.present_gradients())
+
+
+def _with_more(plan: Plan, bands: dict[str, int]) -> Plan:
+    """The plan with more bytes beside it."""
+    fixed = plan.graph.fixed
+    graph = plan.graph.replace(
+        fixed={**fixed, **{name: fixed.get(name, 0) + size for name, size in bands.items()}}
+    )
+    compiled = None if plan.compiled is None else plan.compiled + sum(bands.values())
+    return replace(plan, graph=graph, timeline=simulate(graph, plan.schedule), compiled=compiled)
 
 
 class Capped:
@@ -105,6 +139,7 @@ class Capped:
         self.entries: OrderedDict[Any, Entry] = OrderedDict()
         self.lock = threading.RLock()
         self.said: set[str] = set()
+        self.caller = Caller(self.name)
         self.calls = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -114,37 +149,83 @@ class Capped:
     def call(self, *args: Any, **kwargs: Any) -> Any:
         if not self.trains():
             return self.function(*args, **kwargs)
-        if getattr(_now, "inside", False):
+        if _present_graphs() is not None:
             raise CaptureError(f"{CAPPED_INSIDE}: a step has one budget. lowtide.uncap one of the two")
+        refuse_what_is_not_captured()
         entry = self.entry(args, kwargs)
+        try:
+            return self.run(entry, args, kwargs)
+        except CaptureError as error:
+            if any(piece.plan for piece in entry.pieces):
+                raise
+            installed = self.install(error, args, kwargs)
+        result = self.run(self.entry(args, kwargs), args, kwargs)
+        self.say(f"captured at the second try: the first call of {self.name} {installed}")
+        return result
+
+    def run(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call of a compiled step, which plans it where it is new."""
         before = len(entry.pieces)
-        present = entry.gradients()
+        uncounted = entry.uncounted()
         entry.ran = []
-        _now.inside = True
+        _present.graphs = 0
         try:
             with (
                 self.one_at_a_time(entry),
                 nullcontext() if entry.pieces else planning(),
                 clear_errors(),
                 without_foreign_modes(),
+                usual_stance(),
                 capture_settings(),
                 leaving_marks(),
             ):
                 result = entry.call(*args, **kwargs)  # type: ignore[misc]
         except BaseException as error:
             self.forget_failed(entry)
-            if isinstance(error, CaptureError) and error.may_be_users:
-                self.raise_users_error(args, kwargs)
+            if isinstance(error, BudgetTooSmall) and entry.beside:
+                raise too_many(self.caller, error.budget) from None
             raise
         finally:
-            _now.inside = False
+            _present.graphs = None
         self.calls += 1
-        self.plan = entry.plan_with(present, entry.state) or self.plan
+        self.plan = entry.plan_with(uncounted) or self.plan
         if entry.plan is None:
             self.say("torch captured nothing of this step to plan: it ran plainly, without a cap")
         if len(entry.pieces) > before:
             self.say_plans(entry.pieces[before:])
         return result
+
+    def install(self, error: CaptureError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Run a step that torch could not capture plainly, for what its first call installs, in words.
+
+        Raises what the step itself raises, or the error where a second try would not help.
+        """
+        modules = self.modules()
+        if error.__cause__ is None:  # not torch's: the step was refused for what it is
+            raise error
+        if may_install(modules, (args, kwargs)):
+            with capturing:
+                installed = install(lambda: self.function(*args, **kwargs), modules, (args, kwargs))
+            if installed is not None:
+                return installed
+            error.add_note(
+                "the first call of the step is not like the next one. Run it once before: "
+                "`with torch.no_grad(): model(batch)`"
+            )
+        elif error.may_be_users:
+            self.raise_users_error(args, kwargs)
+        raise error
+
+    def modules(self) -> list[torch.nn.Module]:
+        """The modules of the step."""
+        return [module for _, module in modules_of(self.function if self.module is None else self.module)]
+
+    @property
+    def name(self) -> str:
+        """What a user calls this step."""
+        if self.module is not None:
+            return type(self.module).__name__
+        return getattr(self.function, "__qualname__", "the step")
 
     def raise_users_error(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Run the step plainly, in case that raises an error of its own; the model stays as it is."""
@@ -170,17 +251,23 @@ class Capped:
         if self.module is not None and not self.module.training:
             self.say("the model is in eval mode: it runs plainly, without a plan, until model.train()")
             return False
+        if forced_eager():
+            self.say('torch.compiler.set_stance("force_eager") is in force: the step runs plainly, uncapped')
+            return False
         return True
 
     def entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
-        key = _key(args, kwargs)
+        key = (*_key(args, kwargs), self.caller.autocast)
         with self.lock:
             entry = self.find(key)
+            if beside := self.must_leave_room(entry):
+                key = (*key, beside)
+                entry = self.find(key, beside=beside)
             if self.must_count_gradients(entry):
-                entry = self.find((*key, "accumulating"))
+                entry = self.find((*key, "accumulating"), beside=entry.beside)
             return entry
 
-    def find(self, key: Any) -> Entry:
+    def find(self, key: Any, *, beside: int = 0) -> Entry:
         if key not in self.entries:
             if len(self.entries) >= self.options.max_plans:
                 self.entries.popitem(last=False)
@@ -188,34 +275,53 @@ class Capped:
                     f"more than {self.options.max_plans} shapes were seen: old plans are let go and made "
                     "again when they come back; pad the batches to fewer shapes, or raise max_plans="
                 )
-            self.entries[key] = self.new_entry()
+            self.entries[key] = self.new_entry(beside)
         elif self.must_count_state(self.entries[key]):
-            self.entries[key] = self.new_entry()
+            self.entries[key] = self.new_entry(beside)
         self.entries.move_to_end(key)
         return self.entries[key]
 
+    def must_leave_room(self, entry: Entry) -> int:
+        """The bytes of calls in flight, where they do not fit beside the plan."""
+        beside = held_beside(self.caller)
+        if not beside or entry.fits(beside):
+            return 0
+        if limit(self.options, entry.plan or some_plan()) is None:
+            self.say(f"{self.relative_to()}: what calls hold whose backward is still to come is not in it")
+            return 0
+        if self.caller.beside != beside:
+            gc.collect()  # a call that only a cycle of objects holds, such as a traceback's, may be gone
+            self.caller.beside = held_beside(self.caller)
+        return self.caller.beside
+
+    def relative_to(self) -> str:
+        return f"the budget {self.options.budget} is of the uncapped peak of one call, as it was planned"
+
     def must_count_state(self, entry: Entry) -> bool:
         """Whether optimizer state that is there now does not fit beside the plan that was made without it."""
-        plan, state = entry.plan, entry.uncounted_state()
-        if plan is None or plan.budget is None or plan.peak + state <= plan.budget:
+        if entry.plan is None or entry.fits(0):
+            return False
+        if limit(self.options, entry.plan) is None:
+            self.say(
+                f"{self.relative_to()}: the {format_bytes(entry.state)} of optimizer state that were made "
+                "since then are not in it. lowtide.cap(..., optimizer=optimizer) counts them"
+            )
             return False
         self.say(
-            f"{format_bytes(state)} of optimizer state were made after this step was planned, and do not fit "
-            "beside it: it is planned again. lowtide.cap(..., optimizer=optimizer) plans for them from the "
-            "first step on"
+            f"{format_bytes(entry.state)} of optimizer state were made after this step was planned, and do "
+            "not fit beside it: it is planned again. lowtide.cap(..., optimizer=optimizer) plans for them "
+            "from the first step on"
         )
         return True
 
     def must_count_gradients(self, entry: Entry) -> bool:
         """Whether gradients that are there now do not fit beside the plan that was made without them."""
-        plan = entry.plan
-        if plan is None or plan.budget is None:
-            return False
         present = entry.gradients()
-        return present > 0 and plan.peak + present + entry.state > plan.budget
+        return present > 0 and entry.plan is not None and not entry.fits(present)
 
-    def new_entry(self) -> Entry:
-        entry = Entry(self.options)
+    def new_entry(self, beside: int) -> Entry:
+        refuse_lazy(self.modules())
+        entry = Entry(self.options, self.caller, self.caller.autocast, beside)
         entry.call = torch.compile(
             fresh(self.function),
             backend=_backend_for(entry),
@@ -253,8 +359,13 @@ def _backend_for(entry: Entry) -> Callable[..., Any]:
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         owner = weak()
         assert owner is not None
-        piece = Piece(owner.options)
+        if not owner.options.allow_breaks:
+            refuse_part(module)
+            if _present.graphs:
+                refuse_second_part()
+        piece = Piece(owner.options, caller=owner.caller, autocast=owner.autocast, beside=owner.beside)
         run = piece.compile(module, inputs)
+        _present.graphs += 1
         owner.pieces.append(piece)
 
         def call(*args: Any) -> Any:
@@ -280,12 +391,10 @@ def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What a plan depends on besides the model: shapes, dtypes, devices, plain values and autocast."""
+    """What a plan depends on besides the model: shapes, dtypes, devices, plain values, autocast and DDP."""
     leaves, spec = private("tree_flatten")((args, kwargs))
-    casts = tuple(
-        (kind, torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
-    )
-    return (casts, count_global_hooks(), str(spec), *map(_leaf_key, leaves))
+    in_ddp = private("active_ddp")() is not None
+    return (present_state(), count_global_hooks(), in_ddp, str(spec), *map(_leaf_key, leaves))
 
 
 def _leaf_key(leaf: Any) -> Any:

@@ -11,31 +11,40 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from ._torch import eager_kernels, frees_tangents, private
+from ._torch import eager_kernels, first_run_unwatched, frees_tangents, keeping_draws, private
 from .allocator import rounded
+from .autocast import State, as_torch_reads_it, mark_regions, under_autocast
 from .budget import device_blocks, device_memory, plan_graph, resolve
 from .cost import price
 from .devices import find_device
+from .draws import lay_out_calls
 from .errors import NothingToTrain
 from .follow import follow, refuse_if_too_large
 from .fuse import fuse
 from .given import Given
 from .graph import Graph, Value
+from .in_flight import BAND, Call, Caller, keep_account, refuse_if_over
+from .known_kernels import KnownKernels
 from .lift import Lifted, lift
 from .lower import Pair, lower
 from .notes import notes_on
 from .optimizers import state_bytes
-from .options import Options
+from .options import Options, limit
 from .plan import Plan
+from .rereads import read_otherwise
 from .resident import fixed_bands, states
 from .run.backward import Backward
+from .run.changes import Watch, Watched
 from .run.eager import compile_graph
+from .run.eager_step import EagerStep
+from .run.first_run import Misfits, checked
 from .run.images import hand_over_channels_last, turns_layouts
 from .simulate import simulate
 from .sketching.choose import Sketches, choose
@@ -43,7 +52,7 @@ from .sketching.marks import has_marks
 from .sketching.replace import MarkedStep
 from .solve.keep_all import keep_all
 from .stepped import Seen, seen, seen_for
-from .trace import Trace, make_trace
+from .trace import Trace, device_of, make_trace
 
 __all__ = ["Captured", "Piece", "capturing"]
 
@@ -64,12 +73,16 @@ class Piece:
     """One captured graph: a whole step, or what lies between two graph breaks.
 
     `target` names an absent device to plan for; `only_plan` stops before anything runs; `sketches` are
-    those that were chosen, where there was a choice.
+    those that were chosen, where there was a choice. `autocast` is the state that the backward is traced for,
+    `beside` the bytes that are set aside for calls in flight.
     """
 
     options: Options
     target: str | None = None
     only_plan: bool = False
+    caller: Caller = field(default_factory=Caller)
+    autocast: State = ()
+    beside: int = 0
     plan: Plan | None = None
     given: Given = field(default_factory=Given)
     constants: dict[str, Any] = field(default_factory=dict)
@@ -78,19 +91,29 @@ class Piece:
     expected: tuple[bool, ...] = ()
     tangents: list[torch.Tensor] = field(default_factory=list)
     spare: int = 0
+    casts_inside: bool = False
     sketches: Sketches | None = None
     counted: dict[Seen, int] = field(default_factory=dict)
+    misfits: Misfits = field(default_factory=lambda: Misfits.on("cpu"))
+    watch: Watch = field(default_factory=Watch)
 
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The function that runs this piece; it takes and gives what the module does."""
         if not torch.is_grad_enabled():
             return module.forward
         self.given = Given.of(module, inputs)
+        mark_regions(module.graph)
         if self.compiled:
             from .run.inductor import CompiledStep
 
-            return _with_missing_gradients_left_out(CompiledStep(self, module, inputs))
-        with private("functorch_config").patch(donated_buffer=False), eager_kernels():
+            return self.followed(CompiledStep(self, module, inputs))
+        lay_out_calls(module)
+        return self.followed(EagerStep(self, module, inputs))
+
+    def compile_eagerly(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The step as AOTAutograd puts it together from the two functions of the eager executor."""
+        choices = {"donated_buffer": False, **self.choices}
+        with capturing, private("functorch_config").patch(choices), eager_kernels(), keeping_draws():
             run = private("aot_module_simplified")(
                 module,
                 list(inputs),
@@ -101,7 +124,36 @@ class Piece:
                 keep_inference_input_mutations=True,
             )
         self.trace = None
-        return _with_missing_gradients_left_out(run)
+        return run  # type: ignore[no-any-return]
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """What AOTAutograd is told of this step."""
+        return {"backward_pass_autocast": as_torch_reads_it(self.autocast)}
+
+    def followed(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, its calls kept account of, and its inputs looked at, until their backward."""
+
+        def call(*args: Any) -> Any:
+            if not self.options.allow_breaks:
+                refuse_if_over(self.caller, self.plan)
+            with first_run_unwatched() if self.casts_inside else nullcontext():
+                results = run(*args)
+            node = backward_node(results, args)
+            if node is not None:
+                node.set_materialize_grads(False)  # the backward sees which gradients do not come
+                self.follow_up(node, args)
+            return results
+
+        return call
+
+    def follow_up(self, node: Any, args: Sequence[Any]) -> None:
+        """What is looked at when autograd calls the backward of one call."""
+        check = self.watch.after_forward(args)
+        if check is not None:
+            node.register_prehook(check)
+        if self.plan is not None and not self.options.allow_breaks:  # pieces of one call are one
+            keep_account(node, Call(self.caller, self.plan, self.autocast, limit(self.options, self.plan)))
 
     def partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
@@ -119,9 +171,30 @@ class Piece:
         assert self.lifted is not None
         assert self.plan is not None
         pair: Pair = lower(self.trace, self.lifted, self.plan.schedule)
+        self.watch = self.watched(pair.backward)
         if self.compiled:
             hand_over_channels_last(pair.forward, len(self.trace.outputs))
         return pair.forward, pair.backward
+
+    def watched(self, backward: fx.GraphModule) -> Watch:
+        """The inputs that may not change before the backward; all of them where torch merged some."""
+        assert self.trace is not None
+        assert self.lifted is not None
+        assert self.plan is not None
+        names = self.given.names
+        tokens = len(self.trace.primals) - len(names)
+        if tokens < 0:
+            sizes = self.given.storages
+            return Watch([Watched(place, name) for place, name in enumerate(names) if sizes[place]])
+        read = {node.name for node in backward.graph.find_nodes(op="placeholder")}
+        again = read_otherwise(self.trace, self.lifted, self.plan.schedule)
+        return Watch(
+            [
+                Watched.of(place, names[place], node.meta["val"], again=node in again)
+                for place, node in enumerate(self.trace.primals[tokens:])
+                if node.name in read or node in again
+            ]
+        )
 
     def become(self, other: Piece) -> None:
         """Be as a copy of this piece that was taken and planned."""
@@ -131,6 +204,7 @@ class Piece:
         """Trace a joint graph, lift it and price it."""
         target = find_device(self.target) if self.target else None
         turned = self.compiled and turns_layouts(joint, target)
+        kernels = None if self.compiled else KnownKernels(device_of(joint.graph), measured=self.measured)
         self.trace = make_trace(
             joint,
             forward_outputs=forward_outputs,
@@ -138,18 +212,34 @@ class Piece:
             differentiate=self.differentiate,
             accumulating=self.given.accumulating,
             leaves=self.given.leaves,
+            weights=self.given.cast_once,
+            backward_autocast=self.autocast,
             compiled=self.compiled,
             turned=turned,
+            look=kernels,
         )
+        if kernels is not None:
+            kernels.save()
         self.given.widen(self.trace.primals)
+        self.casts_inside = bool(joint.graph.find_nodes(op="call_function", target=under_autocast))
         names = [str(node.target) for node in joint.graph.find_nodes(op="get_attr")]
         self.constants = {name: getattr(joint, name) for name in names}
+        self.misfits.tracker.device = self.trace.device
         self.channels_last = turned and self.trace.device.type == "cuda"
         self.expected = tuple(node in self.trace.expected for node in self.trace.tangents)
         self.tangents = [node.meta["val"] for node in self.trace.tangents]
         lifted = lift(self.trace, target)
         lifted = replace(lifted, graph=_with_tangents_that_come(lifted.graph, self.trace))
+        # before torch 2.13 compiled code checks the sizes of all of its arguments, and so touches them
+        passed_over = not self.compiled or frees_tangents()
+        if passed_over and target is None and self.trace.device.type == "cpu":
+            lifted = replace(lifted, graph=_without_untouched(lifted.graph, self.trace, lifted.value_of))
         self.lifted = self.priced(fuse(self.trace, lifted) if self.compiled else lifted)
+
+    @property
+    def measured(self) -> bool:
+        """Whether ops run on the device while the step is planned."""
+        return self.options.prices == "measured" and self.target is None
 
     @property
     def compiled(self) -> bool:
@@ -177,7 +267,9 @@ class Piece:
         others = [optimizer for _, optimizer in seen_for(self.given.trained, device)] if present else []
         counted = states(self.options.optimizer, others, device)
         self.counted = {seen(state.optimizer): state.held + state.coming for state in counted}
-        bands = fixed_bands(lifted.graph, device, counted, present=present)
+        bands = fixed_bands(lifted.graph, device, counted, present=present, in_flight=self.beside)
+        if self.beside:
+            bands[BAND] = self.beside
         outside = self.outside(lifted.graph)
         if outside and isinstance(self.options.outside, str):
             bands["loss"] = 2 * rounded(_NUMBER, device)  # itself and its gradient, until the backward ends
@@ -250,10 +342,10 @@ class Piece:
         return found
 
     def compile_forward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
-        return compile_graph(self.with_constants(module), "forward")
+        return checked(self.with_constants(module), "forward", self.misfits)
 
     def compile_backward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
-        return Backward(self.with_constants(module), self.expected).boxed()
+        return Backward(self.with_constants(module), self.expected, self.misfits).boxed()
 
     def with_constants(self, module: fx.GraphModule) -> fx.GraphModule:
         """The module with the captured constants themselves: AOTAutograd hands over copies."""
@@ -292,26 +384,36 @@ def _with_tangents_that_come(graph: Graph, trace: Trace) -> Graph:
     return graph.replace(values=tuple(map(known, graph.values)))
 
 
-def _with_missing_gradients_left_out(run: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        results = run(*args)
-        _leave_missing_gradients_out(results)
-        return results
+def _without_untouched(graph: Graph, trace: Trace, value_of: dict[fx.Node, str]) -> Graph:
+    """The graph where inputs that the step never touches take nothing, as in what is measured on the CPU.
 
-    return call
+    A mask that a causal hint makes needless is one, and so are the weights of a head whose output is not in
+    the loss. A GPU's allocator holds them whoever reads them.
+    """
+    results = {value_of.get(node) for node in (*trace.outputs, *trace.gradients) if isinstance(node, fx.Node)}
+    touched = results | {name for op in graph.ops for name in op.reads}
+
+    def known(value: Value) -> Value:
+        untouched = value.kind in ("parameter", "buffer", "input") and value.name not in touched
+        return replace(value, bytes=0) if untouched else value
+
+    return graph.replace(values=tuple(map(known, graph.values)))
 
 
-def _leave_missing_gradients_out(results: Any) -> None:
-    """Let the backward see which gradients do not come, instead of zeros made for them."""
+def backward_node(results: Any, args: Sequence[Any]) -> Any:
+    """Autograd's node for the step; None where no result needs a gradient.
+
+    From a result that is a view of an input one gets to the node of what made that input, which is another.
+    """
     for result in results if isinstance(results, list | tuple) else [results]:
-        node = result.grad_fn if isinstance(result, torch.Tensor) else None
+        node: Any = result.grad_fn if isinstance(result, torch.Tensor) else None
         for _ in range(4):
-            if node is None:
-                break
             if hasattr(node, "set_materialize_grads"):
-                node.set_materialize_grads(False)
+                if not any(isinstance(arg, torch.Tensor) and arg.grad_fn is node for arg in args):
+                    return node
                 break
-            node = node.next_functions[0][0] if node.next_functions else None
+            node = node.next_functions[0][0] if node is not None and node.next_functions else None
+    return None
 
 
 def _warm_up(device: torch.device) -> None:

@@ -3,14 +3,14 @@
 Two sources. `roofline` needs no device: operations over the device's rate or bytes over its bandwidth,
 whichever is longer, plus a launch. `measured` runs each distinct combination of operator, shapes, dtypes,
 strides and arguments on the device itself, on made-up inputs, and remembers it in the user's cache folder.
-A measured op also tells the true size of its outputs, which a fake tensor can only guess. Neither touches
-the model, its buffers or the random state.
+A measured op also tells how its outputs really lie in memory, which a fake tensor can only guess. Neither
+touches the model, its buffers or the random state.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,10 +25,12 @@ from .devices import Device, describe, find_device
 from .errors import LowtideError
 from .graph import Graph, Op, Value
 from .lift import Lifted
+from .measure import live_storages
 from .nodes import is_item, tensors_of
-from .pricelist import Price, PriceList
+from .pricelist import Outputs, Price, PriceList
+from .returned import lazily, lazy, outputs_of
 
-__all__ = ["Workspaces", "is_convolution", "price"]
+__all__ = ["Kernels", "Workspaces", "is_convolution", "price", "signature"]
 
 
 def price(
@@ -123,6 +125,28 @@ class Workspaces:
         return found.workspace
 
 
+class Kernels:
+    """What the kernels of a device return for made-up inputs, measured as prices are."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.known = device, PriceList.load(device)
+
+    def __call__(self, node: fx.Node) -> Outputs | None:
+        """How the outputs of an op lie in memory; None for one that would not run alone."""
+        return _price(self.known, node, self.device, channels_last=False).outputs
+
+    def learn(self, facts: dict[str, Outputs]) -> None:
+        """Take up what was seen of ops, by signature, where nothing was known of them."""
+        for key, outputs in facts.items():
+            price = self.known[key] if key in self.known else Price(None, 0, None)
+            if price.outputs is None:
+                self.known[key] = replace(price, outputs=outputs)
+
+    def save(self) -> None:
+        """Remember what is new."""
+        self.known.save()
+
+
 def is_convolution(node: fx.Node) -> bool:
     """Whether a node is a convolution or the backward of one: their kernels depend on the layout."""
     packet = getattr(node.target, "overloadpacket", None)
@@ -148,7 +172,7 @@ def _bandwidth(known: PriceList, device: torch.device) -> float:
     if key not in known:
         with _untouched(device):
             source = torch.zeros(size, dtype=torch.uint8, device=device)
-            known[key] = _clock_for(device)(source.clone, device)
+            known[key] = _clock_for(device)(source.clone, device, [source])
     return 2 * size / (known[key].seconds or 1.0)
 
 
@@ -161,46 +185,54 @@ def _apply(lifted: Lifted, found: dict[str, Price], device: torch.device) -> Gra
         unread = op.workspace
         if cost.outputs is not None:
             written = _written(lifted, op, cost.outputs, device)
-            unread = sum(rounded(size, device) for size in cost.outputs) - sum(written.values())
+            unread = _new_bytes(cost.outputs, device) - sum(written.values())
             sizes.update(written)
         ops.append(replace(op, seconds=cost.seconds or 0.0, workspace=max(unread, 0) + cost.workspace))
     values = tuple(_resized(value, sizes) for value in lifted.graph.values)
     return lifted.graph.replace(ops=tuple(ops), values=values)
 
 
+def _new_bytes(outputs: Outputs, device: torch.device) -> int:
+    """What an op allocates for its outputs; one that looks at an input, as that of `copy_`, costs nothing."""
+    return sum(rounded(output.new, device) for output in outputs if output is not None)
+
+
 def _resized(value: Value, sizes: dict[str, int]) -> Value:
     return replace(value, bytes=sizes[value.name]) if value.name in sizes else value
 
 
-def _written(lifted: Lifted, op: Op, outputs: tuple[int, ...], device: torch.device) -> dict[str, int]:
+def _written(lifted: Lifted, op: Op, outputs: Outputs, device: torch.device) -> dict[str, int]:
     """The real bytes of each value that an op writes."""
     sizes: dict[str, int] = {}
     for name in op.writes:
         root = lifted.root_of[name]
         index = 0 if root is lifted.node_of[op.name] else int(root.args[1])  # type: ignore[arg-type]
-        if index < len(outputs):
-            sizes[name] = rounded(outputs[index], device)
+        output = outputs[index] if index < len(outputs) else None
+        if output is not None and output.shares is None:
+            sizes[name] = rounded(output.bytes, device)
     return sizes
 
 
-def signature(node: fx.Node) -> str:
-    """What makes two calls of an operator cost the same."""
-
-    def describe_argument(argument: Any) -> str:
-        if isinstance(argument, fx.Node):
-            return "+".join(_describe_tensor(tensor) for tensor in tensors_of(argument)) or argument.op
-        if isinstance(argument, list | tuple):
-            return "[" + ",".join(map(describe_argument, argument)) + "]"
-        return repr(argument)
-
+def signature(node: fx.Node, tensors: Callable[[fx.Node], list[torch.Tensor]] = tensors_of) -> str:
+    """What makes two calls of an operator cost the same; `tensors` are those that a node stands for."""
     target = str(node.target) if hasattr(node.target, "overloadpacket") else node.target.__name__  # type: ignore[union-attr]
-    named = (f"{key}={describe_argument(value)}" for key, value in node.kwargs.items())
-    return f"{target}({','.join([*map(describe_argument, node.args), *named])})"
+    given = [_describe_argument(value, tensors) for value in node.args]
+    named = [f"{key}={_describe_argument(value, tensors)}" for key, value in node.kwargs.items()]
+    return f"{target}({','.join(given + named)})"
+
+
+def _describe_argument(argument: Any, tensors: Callable[[fx.Node], list[torch.Tensor]]) -> str:
+    if isinstance(argument, fx.Node):
+        return "+".join(map(_describe_tensor, tensors(argument))) or argument.op
+    if isinstance(argument, list | tuple):
+        return "[" + ",".join(_describe_argument(item, tensors) for item in argument) + "]"
+    return repr(argument)
 
 
 def _describe_tensor(tensor: torch.Tensor) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
     part = "" if _fills_storage(tensor) else f"@{tensor.storage_offset()}/{tensor.untyped_storage().nbytes()}"
+    part += lazy(tensor)
     return f"{dtype}{list(tensor.shape)}{list(tensor.stride())}{part}{tensor.device.type[:4]}".replace(
         " ", ""
     )
@@ -219,7 +251,9 @@ def _try_op(node: fx.Node, device: torch.device, *, channels_last: bool = False)
         for parent in node.all_input_nodes:
             made[parent] = _with_channels_last(_made_up(parent)) if channels_last else _made_up(parent)
         args, kwargs = fx.map_arg((node.args, node.kwargs), made.__getitem__)
-        return _clock_for(device)(lambda: node.target(*args, **kwargs), device)  # type: ignore[operator]
+        reads = [tensor for item in made.values() for tensor in private("tree_leaves")(item)]
+        reads = [tensor for tensor in reads if isinstance(tensor, torch.Tensor)]
+        return _clock_for(device)(lambda: node.target(*args, **kwargs), device, reads)  # type: ignore[operator]
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, KeyError):
@@ -252,7 +286,7 @@ def _made_up_tensor(fake: Any) -> Any:
     flat = torch.zeros(extent, dtype=fake.dtype, device=fake.device)
     if fake.dtype.is_floating_point or fake.dtype.is_complex:
         flat = flat + torch.rand(flat.shape, device=fake.device).to(fake.dtype)
-    return flat.as_strided(fake.shape, fake.stride(), fake.storage_offset())
+    return lazily(flat.as_strided(fake.shape, fake.stride(), fake.storage_offset()), lazy(fake))
 
 
 _REPEATS = 3
@@ -260,12 +294,20 @@ _ENOUGH_SECONDS = 0.02
 _IN_A_ROW = 4  # calls between two looks at a GPU's clock: as in a step, the next is queued while one runs
 
 
-def _clock_for(device: torch.device) -> Callable[[Callable[[], Any], torch.device], Price]:
+_Clock = Callable[[Callable[[], Any], torch.device, list[torch.Tensor]], Price]
+
+
+def _clock_for(device: torch.device) -> _Clock:
     return _time_on_cuda if device.type == "cuda" else _time_on_cpu
 
 
-def _time_on_cpu(call: Callable[[], Any], device: torch.device) -> Price:
-    sizes = _output_sizes(call(), device)
+def _time_on_cpu(call: Callable[[], Any], device: torch.device, reads: list[torch.Tensor]) -> Price:
+    """The bytes that kernels take inside are not seen here; those of operators that an operator calls are."""
+    tracker = live_storages(device)
+    with tracker.mode:
+        made = call()
+    outputs, workspace = outputs_of(made, reads, device), tracker.made_peak - tracker.made
+    del made
     best = float("inf")
     spent = 0.0
     for _ in range(_REPEATS):
@@ -275,20 +317,20 @@ def _time_on_cpu(call: Callable[[], Any], device: torch.device) -> Price:
         spent += best
         if spent > _ENOUGH_SECONDS:
             break
-    return Price(best, 0, sizes)
+    return Price(best, workspace, outputs)
 
 
-def _time_on_cuda(call: Callable[[], Any], device: torch.device) -> Price:
+def _time_on_cuda(call: Callable[[], Any], device: torch.device, reads: list[torch.Tensor]) -> Price:
     call()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    outputs = call()
+    made = call()
     torch.cuda.synchronize(device)
-    sizes = _output_sizes(outputs, device)
+    outputs = outputs_of(made, reads, device)
     workspace = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
-    del outputs
-    booked = sum(rounded(size, device) for size in sizes)
+    del made
+    booked = _new_bytes(outputs, device)
     workspace = min(workspace, max(torch.cuda.max_memory_allocated(device) - before - booked, 0))
     times = []
     for _ in range(_REPEATS):
@@ -299,16 +341,7 @@ def _time_on_cuda(call: Callable[[], Any], device: torch.device) -> Price:
         end.record()
         torch.cuda.synchronize(device)
         times.append(start.elapsed_time(end) * 1e-3 / _IN_A_ROW)
-    return Price(sorted(times)[len(times) // 2], workspace, sizes)
-
-
-def _output_sizes(outputs: Any, device: torch.device) -> tuple[int, ...]:
-    """The bytes of each output on the device."""
-    items: Iterable[Any] = outputs if isinstance(outputs, list | tuple) else [outputs]
-    there = [
-        item if isinstance(item, torch.Tensor) and item.device.type == device.type else None for item in items
-    ]
-    return tuple(0 if item is None else item.untyped_storage().nbytes() for item in there)
+    return Price(sorted(times)[len(times) // 2], workspace, outputs)
 
 
 class _untouched:  # noqa: N801  # reads as a verb where it is used

@@ -7,6 +7,7 @@ own arithmetic: the input times a noise tensor that is 0 or 1 / (1 - p).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ def dropout_again(state: torch.Tensor, device: str, x: Any, p: float) -> Any:
     return run_again(state, device, dropout, x, p)
 
 
-RANDOM = {dropout: dropout_again}
+RANDOM: dict[Callable[..., Any], Callable[..., Any]] = {dropout: dropout_again}
 """Functions that draw random numbers, and what runs in their place when they run again."""
 
 
@@ -59,6 +60,7 @@ def _replace(graph: fx.Graph, node: fx.Node, x: fx.Node, p: Any) -> None:
         if item.args[1] == 1:
             item.meta["val"] = noise
             _replace_backward(graph, item)
+    graph.erase_node(node)
 
 
 def _replace_backward(graph: fx.Graph, mask: fx.Node) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ._torch import is_view
 from .errors import CaptureError
 
 __all__ = ["Given"]
@@ -21,7 +23,8 @@ class Given:
 
     `roles` are "parameter", "buffer" and "input"; `leaves` get a gradient in `.grad`, and have one already
     where they are `accumulating`; `trained` refers to the leaves themselves; `storages` are the bytes of what
-    each input looks at.
+    each input looks at; `cast_once` are the leaves whose casts autocast keeps; `names` are what a user calls
+    the inputs.
     """
 
     roles: tuple[str, ...] = ()
@@ -29,6 +32,8 @@ class Given:
     accumulating: frozenset[int] = frozenset()
     trained: tuple[weakref.ref[torch.Tensor], ...] = ()
     storages: tuple[int, ...] = ()
+    cast_once: frozenset[int] = frozenset()
+    names: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, module: fx.GraphModule, inputs: Sequence[Any]) -> Given:
@@ -46,6 +51,10 @@ class Given:
             accumulating=frozenset(index for index, item in leaves.items() if item.grad is not None),
             trained=tuple(map(weakref.ref, leaves.values())),
             storages=tuple(map(_storage_bytes, inputs)),
+            cast_once=frozenset(index for index, item in leaves.items() if _autocast_keeps(item)),
+            names=tuple(
+                _name(str(node.target), _role(node, item)) for node, item in zip(nodes, inputs, strict=True)
+            ),
         )
 
     def present_gradients(self) -> Iterator[int]:
@@ -83,6 +92,26 @@ def _role(node: fx.Node, item: Any) -> str:
     if isinstance(item, torch.nn.Parameter):
         return "parameter"
     return "buffer" if "_buffers_" in node.name else "input"
+
+
+def _autocast_keeps(leaf: torch.Tensor) -> bool:
+    """Whether eager keeps a leaf's cast until autocast ends (ATen/autocast_mode.cpp, 2.11-2.13)."""
+    return leaf.dtype == torch.float32 and not is_view(leaf)
+
+
+_PARTS = re.compile("_(?:modules|parameters|buffers)_")
+
+
+def _name(target: str, role: str) -> str:
+    """What a user calls an input, from torch's name of it (`L_self_modules_0_parameters_weight_`)."""
+    owner, *path = _PARTS.split(target.removesuffix("_"))
+    if path:
+        return f"the {role} {'.'.join(path)}"
+    word = owner.rpartition("cell_contents_")[2].removeprefix("L_")
+    kind, _, rest = word.partition("_")
+    if kind == "args" and rest:
+        return f"the argument {rest}" if not rest.isdecimal() else f"argument {rest}"
+    return f"the {role} {rest if kind == 'kwargs' and rest else word}"
 
 
 def _storage_bytes(item: Any) -> int:

@@ -20,7 +20,7 @@ from .accumulate import is_accumulation
 from .allocator import rounded
 from .batchnorm import UPDATES_STATISTICS
 from .devices import Device
-from .dropout import RANDOM
+from .draws import draws, is_idle_draw
 from .errors import GraphBreak
 from .graph import Graph, Op, OpKind, Value, ValueKind
 from .lines import is_internal
@@ -105,7 +105,7 @@ class _Lifting:
         for index, tensor in enumerate(tensors if several else [tensors]):  # type: ignore[arg-type]
             if not isinstance(tensor, torch.Tensor):
                 continue
-            holder = items.get(index) if several else node
+            holder = items.get(index) if several else None if is_idle_draw(node) else node
             if storage_of(tensor) in self.storage_value:
                 if holder is not None:
                     self.value_of[holder] = self.storage_value[storage_of(tensor)]
@@ -113,7 +113,7 @@ class _Lifting:
                 unread += self.size(tensor)
             else:
                 writes.append(self.new_value(holder, tensor))
-        if writes or has_effect(node):
+        if writes or has_effect(node) or is_idle_draw(node):
             self.add_op(node, reads, writes, unread)
         elif several and reads:
             self.value_of[node] = reads[0]
@@ -169,10 +169,8 @@ class _Lifting:
         """Collectives, writes into inputs and readers of an input that is overwritten run once."""
         if any(self.touches_mutated(parent) for parent in node.all_input_nodes):
             return "pinned"
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and draws(node):
-            return "random"
-        if node.target in RANDOM:
-            return "random"
+        if draws(node):
+            return "pinned" if is_idle_draw(node) else "random"
         if node.target in UPDATES_STATISTICS and node in self.feeding_outputs:
             return "pure"  # its first run, in the forward, is the one that updates them
         if is_turned(node) or has_effect(node):
@@ -216,16 +214,6 @@ class _Lifting:
     def state_bytes(self) -> int:
         """The CPU's generator state is a storage of the step; a GPU's is kept on the host."""
         return state_size("cpu") if self.allocator.type == "cpu" else 0
-
-
-def draws(node: fx.Node) -> bool:
-    """Whether an op that may draw random numbers does: attention with no dropout does not."""
-    schema = getattr(node.target, "_schema", None)
-    for index, argument in enumerate(schema.arguments if schema else ()):
-        if argument.name == "dropout_p":
-            value = node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-            return bool(value != 0.0)
-    return True
 
 
 def is_foreign(node: fx.Node) -> bool:

@@ -19,9 +19,12 @@ __all__ = [
     "has_effect",
     "is_item",
     "is_mutation",
+    "mark_backward",
     "mutations",
+    "read_by",
     "storage_of",
     "tensors_of",
+    "traced_in_backward",
 ]
 
 aten = torch.ops.aten
@@ -35,6 +38,11 @@ def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     value = node.meta.get("val")
     items = value if isinstance(value, list | tuple) else [value]
     return [item for item in items if isinstance(item, torch.Tensor)]
+
+
+def read_by(node: fx.Node) -> list[torch.Tensor]:
+    """The (fake) tensors that a node reads."""
+    return [tensor for parent in node.all_input_nodes for tensor in tensors_of(parent)]
 
 
 def storage_of(tensor: torch.Tensor) -> int:
@@ -89,3 +97,26 @@ def is_item(node: fx.Node) -> bool:
 def mutations(graph: fx.Graph) -> list[fx.Node]:
     """The nodes that change inputs."""
     return [node for node in graph.nodes if is_mutation(node)]
+
+
+_BACKWARD = "lowtide_traced_in_backward"
+
+
+def mark_backward(graph: fx.Graph) -> None:
+    """Mark what torch traced while autograd ran: what eager computes in the backward.
+
+    torch tags the nodes of a joint graph (`partitioner_tag`, seen in 2.11-2.13), but not those of a custom
+    function's backward: they are what comes after the forward.
+    """
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    tags = [node.meta.get("partitioner_tag") for node in calls]
+    first = tags.index("is_backward") if "is_backward" in tags else len(tags)
+    if "is_forward" in tags:
+        first = len(tags) - tags[::-1].index("is_forward")
+    for node in calls[first:]:
+        node.meta[_BACKWARD] = True
+
+
+def traced_in_backward(node: fx.Node) -> bool:
+    """Whether a node was marked, or stands in the place of one that was."""
+    return _BACKWARD in node.meta

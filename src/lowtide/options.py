@@ -12,7 +12,7 @@ from .plan import Plan
 from .solve import find_method
 from .units import Budget, parse_budget
 
-__all__ = ["Options"]
+__all__ = ["Options", "limit"]
 
 _CHOICES = {
     "executor": ("eager", "inductor"),
@@ -102,3 +102,15 @@ class Options:
                     "optimizer= takes a torch.optim.Optimizer, as in torch.optim.AdamW(model.parameters()), "
                     f"or a list of some, not {getattr(one, '__name__', repr(one))}"
                 )
+
+
+def limit(options: Options, plan: Plan | None) -> int | None:
+    """The bytes that a planned step may take together with what comes later, None where nothing says so.
+
+    A share of the step's own uncapped peak limits the step alone; bytes, and shares of a device's memory,
+    limit all that is there.
+    """
+    budget = options.budget
+    if plan is None or (budget is not None and budget.share is not None and plan.graph.device == "cpu"):
+        return None
+    return plan.budget

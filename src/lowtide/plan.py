@@ -13,7 +13,7 @@ from . import jsonform
 from .errors import FormatError, ScheduleError
 from .graph import Graph
 from .schedule import Schedule
-from .simulate import Timeline, simulate
+from .simulate import Timeline, saved_bytes, simulate
 from .solve.bound import lower_bound
 from .solve.keep_all import keep_all
 from .units import format_bytes, format_seconds
@@ -99,6 +99,16 @@ class Plan:
         if self.budget is not None:
             bound = lower_bound(self.graph.replace(fixed=fixed), self.budget)
         return replace(self, bound=min(bound, self.seconds))
+
+    @cached_property
+    def saved(self) -> int:
+        """The bytes that the step holds between forward and backward, besides what was there before it."""
+        return saved_bytes(self.graph, self.schedule)
+
+    @cached_property
+    def gradient_bytes(self) -> int:
+        """The bytes of the gradients that the step leaves behind."""
+        return sum(value.bytes for value in self.graph.values if value.kind == "gradient")
 
     @cached_property
     def uncapped(self) -> Timeline:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 
 import torch
@@ -16,16 +16,44 @@ import torch
 from .cache import cache_folder
 from .devices import describe
 
-__all__ = ["Price", "PriceList"]
+__all__ = ["Output", "Outputs", "Price", "PriceList"]
+
+_VERSION = 2  # 2 has the layout of each output; a file of another version is measured anew
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How one output of an op really lies in memory, which a fake tensor can only guess.
+
+    `bytes` are those of its storage on the device, 0 for one elsewhere. `shares` tells whose storage it is:
+    None its own, n that of the n-th tensor that the op reads, -n that of the n-th output, counted from 1.
+    `lazy` is what is still to be done with its numbers when they are read, "~" conjugation or "-" negation:
+    most kernels make a copy for it.
+    """
+
+    bytes: int
+    stride: tuple[int, ...] = ()
+    offset: int = 0
+    shares: int | None = None
+    lazy: str = ""
+
+    @property
+    def new(self) -> int:
+        """The bytes that the op itself allocates for it."""
+        return self.bytes if self.shares is None else 0
+
+
+Outputs = tuple[Output | None, ...]
+"""One for each output of an op; None for what is not a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Seconds (None: the op would not run alone), workspace bytes and the bytes of each output."""
+    """Seconds (None: the op would not run alone), workspace bytes and how each output lies in memory."""
 
     seconds: float | None
     workspace: int
-    outputs: tuple[int, ...] | None
+    outputs: Outputs | None
 
 
 @dataclass
@@ -42,6 +70,8 @@ class PriceList:
         path = cache_folder() / "prices" / f"{_name(device)}.json"
         try:
             data = json.loads(path.read_text())
+            if data["version"] != _VERSION:
+                raise ValueError("prices of another version")
             prices = {key: _read(item) for key, item in data["prices"].items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             prices = {}
@@ -63,8 +93,8 @@ class PriceList:
             return
         data = {
             "lowtide": "prices",
-            "version": 1,
-            "prices": {key: [p.seconds, p.workspace, p.outputs] for key, p in self.prices.items()},
+            "version": _VERSION,
+            "prices": {key: _written(price) for key, price in self.prices.items()},
         }
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,9 +127,23 @@ def _kernels() -> list[str]:
     return [name for name, on in settings.items() if on]
 
 
+def _written(price: Price) -> list[object]:
+    outputs = None if price.outputs is None else [output and astuple(output) for output in price.outputs]
+    return [price.seconds, price.workspace, outputs]
+
+
 def _read(item: list[object]) -> Price:
     seconds, workspace, outputs = item
     if not isinstance(workspace, int) or not isinstance(seconds, int | float | None):
         raise ValueError(f"not a price: {item!r}")
-    sizes = None if outputs is None else tuple(int(size) for size in outputs)  # type: ignore[attr-defined]
-    return Price(None if seconds is None else float(seconds), workspace, sizes)
+    found = None if outputs is None else tuple(map(_read_output, outputs))  # type: ignore[call-overload]
+    return Price(None if seconds is None else float(seconds), workspace, found)
+
+
+def _read_output(item: list[object] | None) -> Output | None:
+    if item is None:
+        return None
+    size, stride, offset, shares, lazy = item
+    if not (isinstance(size, int) and isinstance(offset, int) and isinstance(shares, int | None)):
+        raise ValueError(f"not an output: {item!r}")
+    return Output(size, tuple(int(step) for step in stride), offset, shares, str(lazy))  # type: ignore[attr-defined]

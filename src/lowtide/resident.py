@@ -9,12 +9,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ._torch import private
 from .allocator import rounded
 from .errors import LowtideError
 from .graph import Graph
 from .optimizers import SIZES, each_optimizer, first_state, levels, state_bytes
 
-__all__ = ["State", "fixed_bands", "optimizer_bytes", "states"]
+__all__ = ["State", "bucket_bytes", "fixed_bands", "optimizer_bytes", "states"]
+
+_NUMBER = 4
+"""Bytes of one of the numbers in which DistributedDataParallel notes the parameters that were used."""
 
 
 class State(NamedTuple):
@@ -26,19 +30,33 @@ class State(NamedTuple):
 
 
 def fixed_bands(
-    graph: Graph, device: torch.device, optimizers: Sequence[State], *, present: bool
+    graph: Graph, device: torch.device, optimizers: Sequence[State], *, present: bool, in_flight: int = 0
 ) -> dict[str, int]:
     """Bytes that are there during the whole step and that no value of the graph stands for.
 
     `present` says that the device is here and holds the step's inputs already, so that what else it holds
-    can be read from its allocator.
+    can be read from its allocator; what calls in flight hold of that has a band of its own.
     """
     held = sum(state.held for state in optimizers)
     bands = {"optimizer": held + sum(state.coming for state in optimizers)}
     if present and device.type == "cuda":
         gc.collect()  # tensors that only a cycle of objects holds may be gone before the step
-        bands["other"] = max(torch.cuda.memory_allocated(device) - graph.given_bytes - held, 0)
+        bands["other"] = max(torch.cuda.memory_allocated(device) - graph.given_bytes - held - in_flight, 0)
+    elif present:  # on CUDA they are among the others
+        bands["DDP buckets"] = bucket_bytes()
     return {name: size for name, size in bands.items() if size}
+
+
+def bucket_bytes() -> int:
+    """The bytes that DistributedDataParallel holds beside a module that it calls.
+
+    Copies of the gradients, and two numbers for each parameter that say whether it was used.
+    """
+    wrapper = private("active_ddp")()
+    if wrapper is None:
+        return 0
+    trained = [parameter for parameter in wrapper.module.parameters() if parameter.requires_grad]
+    return sum(p.numel() * p.element_size() + 2 * _NUMBER for p in trained)
 
 
 def states(announced: Any, others: Iterable[Any], device: torch.device) -> list[State]:

@@ -11,14 +11,17 @@ from typing import Any
 import torch
 from torch import fx
 
+from .draws import draws, is_drawn_in_backward, is_idle_draw
 from .nodes import depends_on, has_effect, is_mutation, mutations, storage_of, tensors_of
 
 __all__ = [
+    "conjugate_numbers",
     "drop_copies",
     "drop_idle_views",
     "keep_mutated_inputs",
     "look_anew",
     "look_through_views",
+    "materialise_zeros",
     "prune_tangents",
     "remove_dead",
     "separate_tangents",
@@ -132,6 +135,58 @@ def drop_idle_views(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
+def conjugate_numbers(graph: fx.Graph) -> None:
+    """Write the conjugate of a Python number as a number: it would be a tensor at run time, and a copy."""
+    for node in graph.find_nodes(op="call_function", target=aten._conj.default):
+        number = node.args[0]
+        if isinstance(number, complex) and all(user.op == "call_function" for user in node.users):
+            for user in list(node.users):
+                _write_in(user, node, number.conjugate())
+            graph.erase_node(node)
+
+
+def _write_in(user: fx.Node, node: fx.Node, number: complex) -> None:
+    """Replace a node by a number in another's arguments."""
+    user.args, user.kwargs = fx.map_arg(  # type: ignore[assignment]
+        (user.args, user.kwargs), lambda argument: number if argument is node else argument
+    )
+
+
+_TAKES_ZEROS = (
+    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar),
+    *(aten.clone.default, aten.copy_.default, aten.dot.default, aten.vdot.default, aten.linalg_cross.default),
+)
+"""Operators with a kernel of their own for tensors of zeros that have no memory (2.11-2.13)."""
+
+
+def materialise_zeros(graph: fx.Graph) -> None:
+    """Make the zeros of forward-mode derivatives where an operator reads them, as torch would inside of it.
+
+    There they would be in nobody's plan: one number, expanded, beside what the operator returns.
+    """
+    zeros = set(graph.find_nodes(op="call_function", target=aten._efficientzerotensor.default))
+    for node in graph.nodes if zeros else ():
+        given = [parent for parent in node.all_input_nodes if parent in zeros]
+        if not given or node.op != "call_function":
+            continue
+        if {storage_of(t) for t in tensors_of(node)} & {storage_of(parent.meta["val"]) for parent in given}:
+            zeros.add(node)
+        elif node.target not in _TAKES_ZEROS:
+            for parent in given:
+                node.replace_input_with(parent, _expanded_zero(graph, node, parent.meta["val"]))
+
+
+def _expanded_zero(graph: fx.Graph, reader: fx.Node, like: torch.Tensor) -> fx.Node:
+    options: dict[str, Any] = {"dtype": like.dtype, "layout": like.layout, "device": like.device}
+    with graph.inserting_before(reader):
+        zero = graph.call_function(aten.zeros.default, ([],), options)
+        wide = graph.call_function(aten.expand.default, (zero, list(like.shape)))
+    with like.fake_mode:  # type: ignore[attr-defined]
+        zero.meta = {**reader.meta, "val": torch.empty([], dtype=like.dtype, device=like.device)}
+        wide.meta = {**reader.meta, "val": zero.meta["val"].expand(like.shape)}
+    return wide
+
+
 _SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default)
 
 
@@ -226,6 +281,25 @@ def prune_tangents(graph: fx.Graph, missing: Sequence[fx.Node], tangents: Sequen
     (output,) = graph.find_nodes(op="output")
     output.args = fx.map_arg(output.args, lambda node: None if node in gone else node)
     look_through_views(graph)
+    _leave_draws_out(graph, gone, backward)
+
+
+def _leave_draws_out(graph: fx.Graph, gone: set[fx.Node], backward: set[fx.Node]) -> None:
+    """Erase what is drawn for gradients that do not come: the backward of that function does not run.
+
+    Numbers that nobody reads are taken to be drawn for the gradient that is computed next.
+    """
+    kept: set[fx.Node] = set()
+    comes = True
+    for node in reversed(list(graph.nodes)):
+        if node in backward:
+            comes = node not in gone
+        if comes and is_idle_draw(node):
+            kept.add(node)
+    remove_dead(graph)
+    for node in reversed(list(graph.nodes)):
+        if is_idle_draw(node) and is_drawn_in_backward(node) and node not in kept:
+            graph.erase_node(node)
 
 
 def _rest_of_sum(node: fx.Node, gone: set[fx.Node]) -> fx.Node | None:
@@ -252,8 +326,13 @@ def _zeros_before(graph: fx.Graph, node: fx.Node, like: fx.Node) -> fx.Node:
     return zeros
 
 
-def remove_dead(graph: fx.Graph) -> None:
-    """Erase nodes that nothing reads, except those that write into inputs."""
+def remove_dead(graph: fx.Graph, *, compiled: bool = False) -> None:
+    """Erase nodes that nothing reads, except those that write into inputs or draw random numbers.
+
+    Numbers that a compiler draws do not depend on those that it drew before.
+    """
     for node in reversed(list(graph.nodes)):
-        if node.op in ("call_function", "get_attr") and not node.users and not has_effect(node):
+        if node.op not in ("call_function", "get_attr") or node.users or has_effect(node):
+            continue
+        if compiled or not draws(node):
             graph.erase_node(node)

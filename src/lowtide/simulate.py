@@ -30,7 +30,7 @@ from .graph import GIVEN_KINDS, Graph, Op
 from .schedule import Drop, Run, Schedule
 from .units import format_bytes, format_seconds
 
-__all__ = ["Timeline", "in_place", "simulate"]
+__all__ = ["Timeline", "in_place", "saved_bytes", "simulate"]
 
 FORMAT_VERSION = 1
 FIELDS = ("boundary", "peak", "peak_step", "seconds", "again", "resident")
@@ -126,6 +126,15 @@ def simulate(graph: Graph, schedule: Schedule) -> Timeline:
     for step in schedule.backward:
         machine.take(step)
     return machine.end_backward()
+
+
+def saved_bytes(graph: Graph, schedule: Schedule) -> int:
+    """The bytes that a schedule holds between forward and backward, besides what was there before."""
+    machine = _Machine(graph, schedule)
+    before = machine.bytes
+    for step in schedule.forward:
+        machine.take(step)
+    return machine.bytes - before
 
 
 def in_place(graph: Graph, schedule: Schedule) -> dict[int, str]:

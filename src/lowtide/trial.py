@@ -5,15 +5,21 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ._torch import private
+from .autocast import in_state, present_state
 from .errors import NothingToTrain
+from .first_call import Attributes
 from .measure import Measurement, measure
 
-__all__ = ["Trial"]
+__all__ = ["Steps", "Trial"]
+
+Steps = list[dict[str, Any]]
+"""What came out of steps that were run one after another."""
 
 
 class Trial:
@@ -33,7 +39,34 @@ class Trial:
         self.kept_buffers = [tensor.detach().clone() for _, _, _, tensor in self.buffers]
         self.kept_gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
         self.random = _random_state()
+        self.autocast = present_state()
         self.resident: list[torch.Tensor] = []
+        self.attributes = Attributes(module for _, module in modules)
+
+    def start_again(self) -> None:
+        """Be as before the first run: what that installed (hooks, caches, flags) is gone, too."""
+        self.attributes.restore()
+        self.restore()
+
+    @contextmanager
+    def starting_here(self) -> Iterator[None]:
+        """Let what modules hold now be what they start from, for a while."""
+        before, self.attributes = self.attributes, Attributes(self.attributes.kept)
+        try:
+            yield
+        finally:
+            self.attributes = before
+
+    def run_twice(self, model: Any) -> tuple[Steps, Measurement]:
+        """Two steps, each from the kept tensors, of which the second is measured."""
+        first, _ = self.run(model)
+        second, taken = self.run(model)
+        return [first, second], taken
+
+    def run_from_the_start(self, model: Any) -> tuple[Steps, Measurement]:
+        """Two steps of a model that was not called before."""
+        self.start_again()
+        return self.run_twice(model)
 
     def restore(self) -> None:
         with torch.no_grad():
@@ -58,31 +91,33 @@ class Trial:
         batch, kwargs = private("tree_map_only")(torch.Tensor, _leaf_copy, self.inputs)
         holder: list[Any] = []
 
-        def step() -> None:
-            output = model(*batch, **kwargs)
+        def step() -> None:  # as in a training loop: the backward is outside of autocast
+            with in_state(self.autocast):
+                output = model(*batch, **kwargs)
+                ends = self.ends(output)
             holder.append(output)
-            self.backward(output)
+            torch.autograd.backward(*ends)
 
-        taken = measure(step, device=self.device(), resident=self.resident)
+        with in_state(()):
+            taken = measure(step, device=self.device(), resident=self.resident)
         return self.results(holder[0], batch, kwargs), taken
 
     def device(self) -> torch.device:
         tensors = [*self.parameters.values(), *_tensors(self.inputs)]
         return next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))
 
-    def backward(self, output: Any) -> None:
+    def ends(self, output: Any) -> tuple[Any, ...]:
+        """What backward is called on: the loss, the scalars, or all outputs with made-up gradients."""
         if self.loss is not None:
-            self.loss(output).backward()
-            return
+            return (self.loss(output),)
         outputs = _once([t for t in _tensors(output) if t.requires_grad])
         if not outputs:
             raise NothingToTrain("no output of the step needs a gradient: is every parameter frozen?")
         scalars = [t for t in outputs if t.numel() == 1]
         if scalars:
-            torch.autograd.backward(scalars)
-        else:
-            end = _MadeUpLoss.apply(*outputs)
-            torch.autograd.backward(end, torch.empty_like(end))
+            return (scalars,)
+        end = _MadeUpLoss.apply(*outputs)
+        return end, torch.empty_like(end)
 
     def results(self, output: Any, batch: Any, kwargs: Any) -> dict[str, Any]:
         found: dict[str, Any] = {}

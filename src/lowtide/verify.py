@@ -1,8 +1,10 @@
 """Proof on the user's own model: the step with and without a cap, compared bit by bit.
 
-Both runs start from the same parameters, buffers, batch and random state; outputs, every gradient, every
-buffer, parameters that the step itself writes to and the random state afterwards are compared as bits, and
-the measured peak with the predicted one. A
+Two capped steps are run on the model as it is handed over, and then two plain ones, each from the same
+parameters, buffers, batch and random state; outputs, every gradient, every buffer, parameters that the step
+itself writes to and the random state afterwards are compared as bits, first step with first and second with
+second, and the measured peak of the second with the predicted one. What the first call installs (hooks,
+caches) is taken away in between. A
 compiled step rounds differently from plain PyTorch, and draws other random numbers: it is compared with the
 same executor keeping everything, to half of the digits of each dtype. Where the plan chose which layers keep
 a sketch, the others keep none in the runs to compare with. Where it keeps some rows of an input, weight
@@ -26,8 +28,9 @@ from .plan import Plan
 from .say import silence
 from .sketching.planned import as_planned, weights_of
 from .stepped import present_state
-from .trial import Trial, modules_of
+from .trial import Steps, Trial, modules_of
 from .units import Budget, format_bytes, format_seconds
+from .whole import refuse_lazy
 
 __all__ = ["Verification", "verify"]
 
@@ -44,7 +47,8 @@ class Verification:
 
     `different` are the tensors that differ from plain PyTorch, `different_uncapped` those that differ from
     the same captured step keeping everything, `unstable` those in which plain PyTorch differs from itself,
-    `far` those that differ from plain PyTorch by more than rounding.
+    `far` those that differ from plain PyTorch by more than rounding, `only_first` those that differ in
+    the first step, which plans, and not in the second.
     Of a `compiled` step both are those that differ from the same executor keeping everything.
 
     >>> import lowtide, torch
@@ -62,6 +66,7 @@ class Verification:
     unstable: tuple[str, ...] = ()
     compiled: bool = False
     far: tuple[str, ...] = ()
+    only_first: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -126,6 +131,10 @@ class Verification:
                 "layout that tracing changes, or a branch of the model for torch.compile); the cap changed "
                 "no bit of it"
             )
+        if self.only_first:
+            lines.append(
+                f"  note: {len(self.only_first)} of these differ in the first step, which plans, alone"
+            )
         if self.plan.trimmed and not self.compiled:
             lines.append(
                 f"  note: weight gradients of {len(self.plan.trimmed)} layers come from the rows that have a "
@@ -172,18 +181,21 @@ def verify(
             "verify runs the step without a cap and under its own, and this model is capped already; "
             "lowtide.uncap(model) first, and lowtide.cap it again afterwards"
         )
+    refuse_lazy(module for _, module in modules_of(model))
     trial = Trial(model, batch, kwargs or {}, loss)
     trial.resident = present_state(options.get("optimizer"), trial.parameters.values())
     try:
-        plain, uncapped = trial.run(model)
+        # The capped steps come first, on the model as it is handed over: its first call may do things that
+        # torch cannot capture, and a plain run would have done them already.
         capped, peak, plan = _run_capped(trial, model, budget, options)
         compiled = options.get("executor") == "inductor"
         unstable: tuple[str, ...] = ()
         weights = weights_of(modules_of(model), plan.trimmed)  # whose gradients come from fewer rows
         rounded = frozenset(f"gradients {n}" for n, p in trial.parameters.items() if p in weights)
-        with as_planned(modules_of(model), plan.sketched) as differs:
-            if differs:  # the plan keeps some layers exact that are sketched without a cap
-                plain, uncapped = trial.run(model)
+        trial.start_again()
+        # The plan may keep layers exact that are sketched without it.
+        with as_planned(modules_of(model), plan.sketched), trial.starting_here():
+            plain, uncapped = trial.run_from_the_start(model)
             different = () if compiled else _differences(plain, capped, rounded)
             reference = plain
             if different or compiled:
@@ -191,30 +203,34 @@ def verify(
                 with silence():
                     reference, _, _ = _run_capped(trial, model, "free", keeping)
             if different:
-                again = [_differences(plain, trial.run(model)[0]) for _ in range(AGAIN)]
+                again = [_differences(plain, trial.run_from_the_start(model)[0]) for _ in range(AGAIN)]
                 unstable = tuple(dict.fromkeys(name for names in again for name in names))
     finally:
-        trial.restore()
+        trial.start_again()
     if compiled:
-        different = _differences(reference, capped, frozenset({*reference, *capped}))
+        different = _differences(reference, capped, frozenset({*reference[0], *capped[0]}))
     found = (different, different if compiled else _differences(reference, capped, rounded))
     different, inexact = (tuple(name for name in names if name not in unstable) for names in found)
-    far = tuple(name for name in different if compiled or not _close(plain.get(name), capped.get(name)))
+    far = tuple(name for name in different if compiled or not _all_close(plain, capped, name))
+    later = set() if compiled else {*_differences(plain[1:], capped[1:], rounded)}
+    only_first = () if compiled else tuple(name for name in different if name not in later)
     compared: dict[str, int] = {}
-    for name in plain:
+    for name in plain[-1]:
         noun = name.partition(" ")[0]
         compared[noun] = compared.get(noun, 0) + 1
-    return Verification(plan, uncapped, peak, compared, different, inexact, unstable, compiled, far)
+    return Verification(
+        plan, uncapped, peak, compared, different, inexact, unstable, compiled, far, only_first
+    )
 
 
 def _run_capped(
     trial: Trial, model: Any, budget: Any, options: dict[str, Any]
-) -> tuple[dict[str, Any], Measurement, Plan]:
-    """The second of two capped steps: the first one plans."""
+) -> tuple[Steps, Measurement, Plan]:
+    """Two capped steps, of which the second is measured: the first one plans."""
+    trial.start_again()
     capped = cap(model, budget, **options)
     try:
-        trial.run(capped)
-        results, taken = trial.run(capped)
+        steps, taken = trial.run_twice(capped)
         plan = plan_of(capped)
     finally:
         uncap(capped)
@@ -222,18 +238,22 @@ def _run_capped(
         raise NothingToTrain(
             "the step was never planned: is the model in eval mode? Call model.train() first."
         )
-    return results, taken, plan
+    return steps, taken, plan
 
 
-def _differences(
-    left: dict[str, Any], right: dict[str, Any], rounded: frozenset[str] = frozenset()
-) -> tuple[str, ...]:
-    """The names of what is not the same, for some of them up to rounding."""
+def _differences(left: Steps, right: Steps, rounded: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """The names of what is not the same in one of the steps, for some of them up to rounding."""
 
     def equal(name: str) -> bool:
-        return (_close if name in rounded else _same)(left.get(name), right.get(name))
+        compare = _close if name in rounded else _same
+        return all(compare(a.get(name), b.get(name)) for a, b in zip(left, right, strict=True))
 
-    return tuple(name for name in dict.fromkeys([*left, *right]) if not equal(name))
+    names = dict.fromkeys(name for step in (*left, *right) for name in step)
+    return tuple(name for name in names if not equal(name))
+
+
+def _all_close(left: Steps, right: Steps, name: str) -> bool:
+    return all(_close(a.get(name), b.get(name)) for a, b in zip(left, right, strict=True))
 
 
 def _same(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:

@@ -321,3 +321,81 @@ def deep_supervision() -> Built:
 def weight_norm() -> Built:
     parametrize = nn.utils.parametrizations.weight_norm
     return classifier(*(nn.Sequential(parametrize(nn.Linear(WIDTH, WIDTH)), nn.Softsign()) for _ in range(6)))
+
+
+class NormedOverTime(nn.Module):
+    """BatchNorm over the channels of (batch, time, channels), as in PatchTST: a transposed input."""
+
+    def __init__(self):
+        super().__init__()
+        self.linears = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for linear, norm in zip(self.linears, self.norms, strict=True):
+            x = linear(norm(x.transpose(1, 2)).transpose(1, 2)).relu()
+        return x.square().mean()
+
+
+@case("loss_inside", "batchnorm", "buffer", "mutates", "views")
+def batchnorm_over_time() -> Built:
+    return NormedOverTime(), (torch.randn(BATCH, 6, WIDTH),), {}
+
+
+class Queue(nn.Module):
+    """Momentum contrast: the keys of a batch replace the oldest ones of a queue, which is a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(*layers(2))
+        self.register_buffer("queue", torch.randn(WIDTH, 4 * BATCH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys = self.encoder(x)
+        loss = (keys @ self.queue.clone().detach()).logsumexp(1).mean()
+        with torch.no_grad():
+            self.queue[:, : len(x)] = keys.detach().t()
+        return loss
+
+
+@case("loss_inside", "buffer", "mutates", "inplace")
+def queue_of_keys() -> Built:
+    return Queue(), (torch.randn(BATCH, WIDTH),), {}
+
+
+class TwoHeads(nn.Module):
+    """A head whose output is not in the loss: its weights are there, and the step does not touch them."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(*layers(4))
+        self.used, self.unused = nn.Linear(WIDTH, 4), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x)
+        self.unused(x)
+        return self.used(x).square().mean()
+
+
+@case("loss_inside", "frozen")
+def head_without_a_loss() -> Built:
+    return TwoHeads(), (torch.randn(BATCH, WIDTH),), {}
+
+
+class Rotated(nn.Module):
+    """Complex numbers times a number of Python, whose conjugate the backward needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(layers(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            x = (torch.complex(x, x.sin()) * (0.8 + 0.6j)).abs()
+        return x.mean()
+
+
+@case("loss_inside", "complex")
+def complex_number() -> Built:
+    return Rotated(), (torch.randn(BATCH, WIDTH),), {}

@@ -12,6 +12,7 @@ from .._torch import boxed, private
 from ..errors import UnsupportedBackward
 from ..rewrite import prune_tangents, remove_dead
 from .eager import compile_graph
+from .first_run import Misfits, checked
 
 __all__ = ["Backward", "CompiledBackward"]
 
@@ -19,17 +20,19 @@ __all__ = ["Backward", "CompiledBackward"]
 class Backward:
     """The backward's function, in one form per set of gradients that come."""
 
-    def __init__(self, module: fx.GraphModule, expected: tuple[bool, ...]) -> None:
+    def __init__(self, module: fx.GraphModule, expected: tuple[bool, ...], misfits: Misfits) -> None:
         self.module = module
         self.expected = expected
         self.forms: dict[tuple[int, ...], Callable[[list[Any]], Any]] = {
-            (): compile_graph(module, "backward")
+            (): checked(module, "backward", misfits)
         }
 
     def boxed(self) -> Callable[[list[Any]], Any]:
         def backward(args: list[Any]) -> Any:
             refuse_second_backward()
-            return self.form(missing_tangents(args, self.expected))(args)
+            form = self.form(missing_tangents(args, self.expected))
+            with private("without_autocast")():  # the trace has its casts
+                return form(args)
 
         return boxed(backward)
 
@@ -70,7 +73,8 @@ class CompiledBackward:
                 args[first + index] = self.made(index).zero_()
             for index, nothing in self.hollow.items():
                 args[first + index] = nothing
-            results = self.run(args)
+            with private("without_autocast")():  # the trace has its casts
+                results = self.run(args)
             behind()
             return results
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -17,25 +17,38 @@ from .._torch import boxed, private
 
 __all__ = ["compile_graph", "source_of"]
 
+
+class Look(Protocol):
+    """Is shown what nodes return, and the tensors that they read."""
+
+    def wanted(self, node: fx.Node) -> bool:
+        """Whether a node is to be shown."""
+
+    def __call__(self, node: fx.Node, result: Any, read: tuple[Any, ...]) -> None: ...
+
+
 _PLAIN = (int, float, bool, str, type(None))
 
 
-def compile_graph(module: fx.GraphModule, name: str) -> Callable[[list[Any]], Any]:
-    """The boxed function of a graph."""
-    source, names = source_of(module, name)
+def compile_graph(
+    module: fx.GraphModule, name: str, *, look: Look | None = None
+) -> Callable[[list[Any]], Any]:
+    """The boxed function of a graph; `look` is shown what nodes return."""
+    source, names = source_of(module, name, look=look)
     exec(compile(source, f"<lowtide {name}>", "exec"), names)
     return boxed(names[name])
 
 
-def source_of(module: fx.GraphModule, name: str) -> tuple[str, dict[str, Any]]:
+def source_of(module: fx.GraphModule, name: str, *, look: Look | None = None) -> tuple[str, dict[str, Any]]:
     """The source of a graph's function, and the names it uses."""
-    writer = _Writer(module, name)
+    writer = _Writer(module, name, look)
     return writer.source(), writer.names
 
 
 class _Writer:
-    def __init__(self, module: fx.GraphModule, name: str) -> None:
+    def __init__(self, module: fx.GraphModule, name: str, look: Look | None) -> None:
         self.module = module
+        self.look = look
         self.name = name
         self.names: dict[str, Any] = {}
         self.known: dict[int, str] = {}
@@ -58,9 +71,13 @@ class _Writer:
             return []
         if node.op == "output":
             return [f"    return [{', '.join(self.text(item) for item in node.args[0])}]"]  # type: ignore[union-attr]
-        line = f"    {node.name} = {self.call(node)}"
+        lines = [f"    {node.name} = {self.call(node)}"]
+        if self.look is not None and self.look.wanted(node):
+            reads = "".join(f"{parent.name}, " for parent in node.all_input_nodes)
+            shown = f"{self.constant(node, 'node')}, {node.name}, ({reads})"
+            lines.append(f"    {self.constant(self.look, 'look')}({shown})")
         dead = [gone.name for gone in self.dying.get(node, ())]
-        return [line, f"    del {', '.join(dead)}"] if dead else [line]
+        return [*lines, f"    del {', '.join(dead)}"] if dead else lines
 
     def call(self, node: fx.Node) -> str:
         if node.op == "get_attr":

@@ -180,7 +180,11 @@ class _Attempt:
         }
         # A step from AOTAutograd's own cache would come without a plan, and a backward that is compiled only
         # when it is called could not be checked beforehand.
-        choices = {"enable_autograd_cache": False, "force_non_lazy_backward_lowering": True}
+        choices = {
+            "enable_autograd_cache": False,
+            "force_non_lazy_backward_lowering": True,
+            **self.piece.choices,
+        }
         with private("functorch_config").patch(choices):
             run = private("compile_fx")(
                 module, list(inputs), inner_compile=self.compile_graph, config_patches=settings

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..autocast import State
 from .closed import Closed, graph_number
 from .outputs import Last, Outputs, Stacked, Summed
 from .record import Flows, Gradients, Record
@@ -44,6 +45,7 @@ class Chunk:
         self.outputs, self.sample = _outputs_of(outputs, steps, sample), sample
         self.reached_start: list[bool] = []
         self.flows: Flows | None = None
+        self.autocast: State = ()  # that of the user's backward
 
     def place(self, unit: int) -> slice:
         """The places in time of a unit of this many steps."""
@@ -89,7 +91,8 @@ class Chunk:
         closed = self.closed.with_leaves_of_its_own()
         record = self.recorded(0, list(self.carry), closed)
         given = [self.gradients_at(place) for place in record.places]
-        record.backward(self.gradients, given, [closed.stand_ins[place] for place in closed.places])
+        read = [closed.stand_ins[place] for place in closed.places]
+        record.backward(self.gradients, given, read, self.autocast)
 
     def record(self, unit: int, carry: list[Any], reading: AbstractContextManager[Any]) -> Record:
         with reading:
@@ -158,7 +161,7 @@ class Chunk:
         given = [self.gradients_at(place) for place in record.places]
         places = leaves.places
         read = [leaves.stand_ins[place] for place in places]
-        before, inputs, closed = record.backward(gradients, given, read)
+        before, inputs, closed = record.backward(gradients, given, read, self.autocast)
         for cut, gradient in zip(record.cuts, inputs, strict=True):
             mine = self.input_gradients[cut.leaf]
             if mine is not None:

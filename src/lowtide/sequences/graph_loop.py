@@ -150,6 +150,7 @@ class GraphLoop(Loop):
         self.chunk.read(unit, self.xs)
         self.chunk.prepare_to_go_back(self.outputs, self.totals)
         self.chunk.read_gradients(unit, self.carry_gradients)
+        self.chunk.autocast = self.surroundings.outside
         body = partial(self.chunk.go_back, self.closed_totals)
         self.replay_back = self.capture(body, self.chunk.try_backward)
 

@@ -209,7 +209,7 @@ class Loop:
         given, self.carry_gradients = self.carry_gradients, []
         places = self.closed.places
         read = [self.closed.stand_ins[place] for place in places]
-        self.carry_gradients, inputs, closed = record.backward(given, totals, read)
+        self.carry_gradients, inputs, closed = record.backward(given, totals, read, self.surroundings.outside)
         if unit:
             self.carry_gradients = self.flows.gradients_to_hold(self.carry_gradients)
         for cut, gradient in zip(record.cuts, inputs, strict=True):

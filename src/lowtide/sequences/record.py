@@ -12,6 +12,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from .._torch import private
+from ..autocast import State, switched_to
 from .purity import changed_in_place
 from .sequence import Cut, Piece, Sequence, detached, differentiable
 
@@ -89,17 +90,23 @@ class Record:
         return pieces
 
     def backward(
-        self, carry: Gradients, outputs: Iterable[Gradients], closed: Several[torch.Tensor]
+        self,
+        carry: Gradients,
+        outputs: Iterable[Gradients],
+        closed: Several[torch.Tensor],
+        autocast: State = (),
     ) -> tuple[Gradients, Gradients, Gradients]:
         """The gradients of the carry, of the inputs and of the closed-over tensors; frees what was saved.
 
         `carry` holds the gradient of each leaf of the next carry, `outputs` those of the outputs, piece by
-        piece.
+        piece. `autocast` is the state that the user's backward was called in: a unit is run again under that
+        of the forward, and goes back under this one.
         """
         ends = zip(self.ends, [*carry, *(part for piece in outputs for part in piece)], strict=True)
         given = [(edge, part) for edge, part in ends if edge is not None and part is not None]
         starts = [leaf for leaf in (*self.carry, *self.inputs) if _needs_gradient(leaf)]
-        found = iter(_grad(given, [*starts, *closed]))
+        with switched_to(autocast):
+            found = iter(_grad(given, [*starts, *closed]))
         return (
             [next(found) if _needs_gradient(leaf) else None for leaf in self.carry],
             [next(found) if _needs_gradient(leaf) else None for leaf in self.inputs],

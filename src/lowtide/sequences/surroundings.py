@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..autocast import State, present_state
 from ..replay import keep_state, look_at_state, put_state, state_size, take_state
 
 __all__ = ["RandomState", "Surroundings", "devices_of"]
@@ -23,7 +24,10 @@ def devices_of(leaves: Iterable[Any]) -> list[str]:
 
 
 class Surroundings:
-    """The devices whose random numbers a cell may draw, and autocast as the forward found it."""
+    """The devices whose random numbers a cell may draw, and autocast as the forward found it.
+
+    `outside` is the autocast that units are run again in the midst of: that of the backward.
+    """
 
     def __init__(self, devices: list[str]) -> None:
         self.devices = devices
@@ -32,6 +36,7 @@ class Surroundings:
             (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds
         ]
         self.caches = torch.is_autocast_cache_enabled()
+        self.outside: State = ()
 
     @property
     def signature(self) -> tuple[Any, ...]:
@@ -66,7 +71,7 @@ class Surroundings:
     @contextmanager
     def again(self) -> Iterator[None]:
         """Run units once more: autocast as it was, and afterwards the random state of now."""
-        present = self.look()
+        present, self.outside = self.look(), present_state()
         with ExitStack() as stack:
             for kind, enabled, dtype in self.autocast:
                 stack.enter_context(torch.autocast(kind, dtype, enabled=enabled, cache_enabled=self.caches))

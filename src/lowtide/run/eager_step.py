@@ -1,0 +1,64 @@
+"""A step of the eager executor: planned again where its first run met other strides than were foretold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from .._torch import private
+from ..known_kernels import learn
+from ..lift import module_path, source_line, target_name
+from ..plan import Plan
+from ..say import log, say_plan
+from ..units import format_bytes
+from .first_run import Misfits
+
+if TYPE_CHECKING:
+    from ..capture import Piece
+
+__all__ = ["EagerStep"]
+
+
+class EagerStep:
+    """The function of a piece; what its first run saw is in `misfits`."""
+
+    def __init__(self, piece: Piece, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        self.piece = piece
+        self.module = module
+        self.misfits = piece.misfits
+        self.run: Callable[..., Any] = piece.compile_eagerly(module, inputs)
+
+    def __call__(self, *args: Any) -> Any:
+        if self.misfits:
+            self.plan_again(args)
+        return self.run(*args)
+
+    def plan_again(self, args: Sequence[Any]) -> None:
+        """Plan with what was seen; only what is new can change a plan."""
+        found, plan = self.misfits, self.piece.plan
+        assert plan is not None
+        device = torch.device(plan.graph.device)
+        self.misfits = self.piece.misfits = Misfits.on(device)
+        new = learn(found.facts, device, measured=self.piece.measured)
+        over = found.tracker.peak + plan.graph.fixed_bytes - plan.peak
+        if over > 0:
+            _say(found, plan, over, again=new)
+        if new:
+            with private("without_modes")():
+                self.run = self.piece.compile_eagerly(self.module, args)
+            say_plan(self.piece.plan or plan)
+
+
+def _say(found: Misfits, plan: Plan, over: int, *, again: bool) -> None:
+    """Tell where memory was taken that no plan stood for."""
+    assert found.first is not None
+    where = " at ".join(filter(None, (module_path(found.first), source_line(found.first)))) or "the step"
+    then = "It is planned again with the real ones" if again else "Leave that much of the budget free"
+    log.warning(
+        f"{target_name(found.first)} in {where} returned a tensor with other strides than torch foretold, so "
+        f"the last step took {format_bytes(over)} more than the {format_bytes(plan.peak)} that were planned. "
+        f"{then}."
+    )

@@ -1,0 +1,194 @@
+"""Parameters, buffers and inputs that are written to between the forward and the backward.
+
+The gradients are plain PyTorch's, or there is an error: never others in silence.
+"""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import lowtide
+
+LAYERS = 6
+
+
+class Scaled(nn.Module):
+    """Layers that read a parameter directly, through a view, and a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(16, 16), nn.LayerNorm(16)
+        self.register_buffer("scale", torch.full((16,), 0.5))
+
+    def forward(self, x):
+        return self.norm(torch.tanh(self.linear(x)) * self.scale)
+
+
+def add_without_gradient(tensor):
+    with torch.no_grad():
+        tensor.add_(1)
+
+
+def add_by_numpy(tensor):
+    tensor.detach().numpy()[...] += 1
+
+
+def replace_data(tensor):
+    tensor.data = tensor.data + 1
+
+
+WRITES = {
+    "in place": add_without_gradient,
+    "NumPy": add_by_numpy,
+    ".data.add_": lambda tensor: tensor.data.add_(1),
+    ".data =": replace_data,
+}
+
+WRITTEN = {
+    "the parameter 0.linear.weight": lambda model, x: model[0].linear.weight,
+    "the parameter 0.linear.bias": lambda model, x: model[0].linear.bias,
+    "the parameter 3.linear.weight": lambda model, x: model[3].linear.weight,
+    "the parameter 2.norm.weight": lambda model, x: model[2].norm.weight,
+    "the buffer 1.scale": lambda model, x: model[1].scale,
+    "argument 0": lambda model, x: x,
+}
+
+
+def step(budget, write, *, executor="eager"):
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Scaled() for _ in range(LAYERS)))
+    x = torch.randn(64, 16)
+    if budget is not None:
+        lowtide.cap(model, budget, executor=executor)
+    loss = model(x).square().mean()
+    write(model, x)
+    loss.backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def attempt(budget, write, **options):
+    """The gradients, or the error."""
+    try:
+        return step(budget, write, **options)
+    except (RuntimeError, lowtide.UnsupportedBackward) as error:
+        return error
+
+
+def equal(one, other, **closeness):
+    try:
+        torch.testing.assert_close(one, other, **closeness)
+    except AssertionError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("how", WRITES)
+def test_a_write_gives_eagers_gradients_or_an_error(how, name):
+    def write(model, x):
+        WRITES[how](WRITTEN[name](model, x))
+
+    plain = attempt(None, write)
+    for budget in ("100%", "60%", "min"):
+        found = attempt(budget, write)
+        if isinstance(found, lowtide.UnsupportedBackward):
+            assert str(found).startswith(name)
+        elif isinstance(found, RuntimeError):
+            assert isinstance(plain, RuntimeError)
+        else:
+            assert equal(found, plain, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("in place", "was written to in place"),
+        ("NumPy", "was written to past autograd"),
+        (".data.add_", "was written to past autograd"),
+        (".data =", "got other data"),
+    ],
+)
+def test_what_is_recomputed_from_is_named(how, says):
+    def write(model, x):
+        WRITES[how](model[0].linear.weight)
+
+    with pytest.raises(lowtide.UnsupportedBackward, match=f"parameter 0.linear.weight {says}.*recomputes"):
+        step("min", write)
+
+
+@pytest.mark.parametrize("how", WRITES)
+def test_compiled_steps_look_as_well(how):
+    def write(model, x):
+        WRITES[how](model[0].linear.weight)
+
+    with pytest.raises(lowtide.UnsupportedBackward, match=r"parameter 0\.linear\.weight"):
+        step("min", write, executor="inductor")
+
+
+def test_an_optimizer_that_steps_too_early_is_noticed():
+    """As in a loop over two networks; the weights of the first layer are none that plain PyTorch looks at."""
+
+    def write(model, x):
+        for parameter in model[0].linear.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        torch.optim.SGD(model[0].linear.parameters(), lr=0.1).step()
+        model.zero_grad()
+
+    assert not isinstance(attempt(None, write), Exception)
+    with pytest.raises(lowtide.UnsupportedBackward, match=r"0\.linear\..* was written to in place"):
+        step("min", write)
+
+
+def test_the_next_step_is_as_if_nothing_had_happened():
+    model = lowtide.cap(nn.Sequential(*(Scaled() for _ in range(LAYERS))), "min")
+    x = torch.randn(64, 16)
+    loss = model(x).mean()
+    model[0].linear.weight.data.add_(1)
+    with pytest.raises(lowtide.UnsupportedBackward):
+        loss.backward()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model(x).mean().backward()
+    model[0].linear.weight.data.add_(1)  # between steps everything may change
+    model(x).mean().backward()
+
+
+def test_an_input_is_let_go_of_with_the_backward():
+    model = lowtide.cap(nn.Sequential(*(Scaled() for _ in range(LAYERS))), "min")
+    x = torch.randn(64, 16)
+    gone = weakref.ref(x)
+    loss = model(x).mean()
+    loss.backward()
+    del x
+    gc.collect()
+    assert gone() is None
+    assert loss.grad_fn is not None
+
+
+class Stashed(torch.autograd.Function):
+    """Keeps its input on `ctx`, where nothing counts its version."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.x, ctx.weight = x, weight
+        return torch.sin(x) * weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * torch.cos(ctx.x) * ctx.weight, (grad * torch.sin(ctx.x)).sum(0)
+
+
+def test_what_a_function_keeps_on_its_context_is_freed_when_dropped():
+    weights = [torch.randn(64, requires_grad=True) for _ in range(6)]
+
+    def stash(x, *weights):
+        for weight in weights:
+            x = Stashed.apply(torch.sin(x), weight)
+        return x.mean()
+
+    for budget in ("100%", "min"):
+        found = lowtide.verify(stash, torch.randn(512, 64), *weights, budget=budget)
+        assert found.verdict == "yes"
+        assert found.measured == found.predicted
