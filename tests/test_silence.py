@@ -10,7 +10,10 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed, Unsupported
 
 import lowtide
+from lowtide.resident import optimizer_bytes
 from test_api import WithLoss, clear, gradients, mlp, plain_gradients, same
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -187,6 +190,42 @@ def test_state_that_grows_later_and_state_that_is_loaded(model, x):
     clear(model)
     model(x)
     assert lowtide.plan_of(model).graph.fixed["optimizer"] == 3 * whole + 4 * len(list(model.parameters()))
+
+
+def test_a_history_that_grows_is_counted(model, x):
+    lowtide.cap(model, "1GiB")
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-3, max_iter=2, history_size=100)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x)
+        loss.backward()
+        return loss
+
+    for _ in range(7):
+        optimizer.step(closure)
+        clear(model)
+        model(x)
+        assert lowtide.plan_of(model).graph.fixed["optimizer"] == optimizer_bytes(optimizer, CPU)[0]
+    announced = lowtide.plan(model, x, optimizer=optimizer)
+    assert announced.graph.fixed == lowtide.plan_of(model).graph.fixed
+
+
+def test_an_optimizer_for_each_parameter_that_steps_in_the_backward(model, x, caplog_lowtide):
+    lowtide.cap(model, "1GiB")
+    optimizers = {p: torch.optim.Adam([p]) for p in model.parameters()}
+
+    def step(parameter):
+        optimizers[parameter].step()
+        parameter.grad = None
+
+    for parameter in optimizers:
+        parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(3):
+        model(x).backward()
+    whole = sum(8 * p.numel() + 4 for p in model.parameters())
+    assert lowtide.plan_of(model).graph.fixed["optimizer"] == whole
+    assert said_of(caplog_lowtide) == []
 
 
 def test_verify_counts_the_state_that_is_there(model, x):

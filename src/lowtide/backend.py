@@ -64,7 +64,7 @@ class _Planned:
     """
 
     def __init__(self, module: torch.fx.GraphModule, inputs: Any, options: Options) -> None:
-        look_at_steps()
+        look_at_steps(self)
         self.module = module
         self.options = options
         self.caller = Caller("this compiled step")

@@ -11,6 +11,7 @@ import torch
 
 from ._torch import private
 from .allocator import rounded
+from .errors import LowtideError
 from .graph import Graph
 from .optimizers import SIZES, each_optimizer, first_state, levels, state_bytes
 
@@ -84,9 +85,19 @@ def _coming_bytes(optimizer: Any, device: torch.device) -> int:
             if parameter.requires_grad and not states.get(parameter):
                 kind = parameter.dtype, parameter.ndim
                 if kind not in made:
-                    made[kind] = first_state(optimizer, group, *kind)
+                    made[kind] = _tried(optimizer, group, *kind)
                 coming += _scaled_bytes(made[kind], parameter, device, on_device=_counts_on_device(group))
     return coming
+
+
+def _tried(optimizer: Any, group: dict[str, Any], dtype: torch.dtype, ndim: int) -> dict[str, Any]:
+    """What a first step makes; nothing for one that has stepped and cannot be tried, as LBFGS."""
+    try:
+        return first_state(optimizer, group, dtype, ndim)
+    except LowtideError:
+        if getattr(optimizer, "state", None):
+            return {}
+        raise
 
 
 def _counts_on_device(group: dict[str, Any]) -> bool:

@@ -60,8 +60,9 @@ class Seen:
     def grew(self, optimizer: Any) -> bool:
         """Whether the state is not that of the last step, by its outline and now and then by its bytes."""
         state = getattr(optimizer, "state", {})
-        first = next(iter(state.values()), ())
-        outline = (len(optimizer.param_groups), len(state), len(first) if isinstance(first, dict) else 0)
+        first: Any = next(iter(state.values()), {})
+        lengths = [len(item) for item in first.values() if isinstance(item, list)]  # as LBFGS has
+        outline = (len(optimizer.param_groups), len(state), len(first), lengths)
         if outline == self.outline and not self.is_due():
             return False
         before, self.outline = self.bytes, outline
@@ -74,6 +75,7 @@ class Seen:
 
 
 _caps: weakref.WeakSet[Capped] = weakref.WeakSet()
+_planned: weakref.WeakSet[Any] = weakref.WeakSet()
 _with_gradients: weakref.WeakSet[Capped] = weakref.WeakSet()
 _seen: dict[int, Seen] = {}
 _changes = 0
@@ -87,14 +89,15 @@ def changes() -> int:
 
 def watch(capped: Capped) -> None:
     """Look at the steps of optimizers for something capped."""
-    look_at_steps()
+    look_at_steps(capped)
     _caps.add(capped)
     if any(parameter.grad is not None for parameter in _parameters(capped)):
         _with_gradients.add(capped)  # the next step may be that of a backward before the cap
 
 
-def look_at_steps() -> None:
-    """Install the hooks, once in a process."""
+def look_at_steps(planned: Any) -> None:
+    """Look at the steps of optimizers while something planned is there; hooks come once in a process."""
+    _planned.add(planned)
     if not _hooks:
         _hooks.append(register_optimizer_step_pre_hook(_before_step))
         _hooks.append(register_optimizer_step_post_hook(_after_step))
@@ -103,6 +106,7 @@ def look_at_steps() -> None:
 def forget(capped: Capped) -> None:
     """Look no longer for something that is capped no more."""
     _caps.discard(capped)
+    _planned.discard(capped)
 
 
 def seen(optimizer: Any) -> Seen:
@@ -152,12 +156,12 @@ def _around(part: torch.nn.Module) -> list[str]:
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if not torch.compiler.is_compiling() and _caps:
+    if not torch.compiler.is_compiling() and _planned:
         seen(optimizer)
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    if not torch.compiler.is_compiling() and _caps:
+    if not torch.compiler.is_compiling() and _planned:
         _look(optimizer)
 
 
