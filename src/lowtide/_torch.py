@@ -190,10 +190,11 @@ def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 @contextmanager
 def attributes(owner: Any, **values: Any) -> Iterator[None]:
     """Set attributes of a class, a module or a configuration for a while."""
-    before = {name: getattr(owner, name) for name in values}
+    present = {name: getattr(owner, name) for name in values}
+    before = {name: value for name, value in present.items() if value is not values[name]}
     try:
-        for name, value in values.items():
-            setattr(owner, name, value)
+        for name in before:  # setting one of torch's takes longer than looking at it
+            setattr(owner, name, values[name])
         yield
     finally:
         for name, value in before.items():
@@ -220,10 +221,15 @@ def capture_settings() -> AbstractContextManager[None]:
         recompile_limit=RECAPTURES,
         fail_on_recompile_limit_hit=True,
         suppress_errors=False,
-        optimize_ddp=False,
+        **({"optimize_ddp": False} if in_process_group() else {}),
         use_numpy_random_stream=True,
         ignore_logging_functions=config.ignore_logging_functions or _log_functions(),
     )
+
+
+def in_process_group() -> bool:
+    """Whether this process is one of several that train together."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def stance() -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ._torch import private
+from ._torch import in_process_group, private
 
 __all__ = ["accumulate", "insert"]
 
@@ -35,8 +35,7 @@ def _may_add(parameter: torch.Tensor, present: torch.Tensor, gradient: torch.Ten
         gradient.device,
     )
     hooked = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
-    spread = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if not alike or hooked or spread or present.requires_grad or present.layout != torch.strided:
+    if not alike or hooked or in_process_group() or present.requires_grad or present.layout != torch.strided:
         return False
     try:
         node = torch.autograd.graph.get_gradient_edge(parameter).node
