@@ -308,7 +308,7 @@ def inputs_of(target):
                 yield (x, torch.rand(4, 5), *rest)
 
 
-@pytest.mark.parametrize("target", _RULES, ids=str)
+@pytest.mark.parametrize("target", _RULES, ids=lambda target: getattr(target, "__name__", str(target)))
 def test_rule_is_what_the_kernel_does(target):
     for args in inputs_of(target):
         _, node, reads, result = call(target, *args)
