@@ -141,7 +141,10 @@ class Piece:
         return pair.forward, pair.backward
 
     def watched(self, backward: fx.GraphModule) -> Watch:
-        """The inputs that may not change before the backward; all of them where torch merged some."""
+        """The inputs that may not change before the backward.
+
+        Where torch merged some, it is not known which are read; autograd counts the versions of all.
+        """
         assert self.trace is not None
         assert self.lifted is not None
         assert self.plan is not None
@@ -149,7 +152,8 @@ class Piece:
         tokens = len(self.trace.primals) - len(names)
         if tokens < 0:
             sizes = self.given.storages
-            return Watch([Watched(place, name) for place, name in enumerate(names) if sizes[place]])
+            every = [Watched(place, name, again=False) for place, name in enumerate(names) if sizes[place]]
+            return Watch(every)
         read = {node.name for node in backward.graph.find_nodes(op="placeholder")}
         again = read_otherwise(self.trace, self.lifted, self.plan.schedule)
         return Watch(
