@@ -183,8 +183,9 @@ class Stashed(torch.autograd.Function):
 def test_what_a_function_keeps_on_its_context_is_freed_when_dropped():
     weights = [torch.randn(64, requires_grad=True) for _ in range(6)]
 
-    def stash(x, *weights):
-        for weight in weights:
+    def stash(x, first, *others):
+        x = torch.sin(x.repeat(16, 1) * first).view(16, 512, 64).sum(0)  # needs most, at the backward's end
+        for weight in others:
             x = Stashed.apply(torch.sin(x), weight)
         return x.mean()
 
@@ -192,3 +193,25 @@ def test_what_a_function_keeps_on_its_context_is_freed_when_dropped():
         found = lowtide.verify(stash, torch.randn(512, 64), *weights, budget=budget)
         assert found.verdict == "yes"
         assert found.measured == found.predicted
+
+
+def test_inputs_that_look_at_one_storage_are_watched():
+    """torch merges such inputs where one is written to: which of them the backward reads is not known."""
+
+    def step(a, b, weight):
+        a.add_(1)
+        return (torch.sin(torch.sin(a * weight)) + b * weight).sum()
+
+    def gradient(budget, write):
+        base, weight = torch.arange(32.0).view(8, 4), torch.arange(4.0).requires_grad_()
+        run = step if budget is None else lowtide.cap(step, budget)
+        loss = run(base[:6], base[2:], weight)
+        write(weight)
+        loss.backward()
+        return weight.grad
+
+    plain = gradient(None, lambda weight: None)
+    for budget in ("100%", "min"):
+        assert equal(gradient(budget, lambda weight: None), plain, rtol=0, atol=0)
+        with pytest.raises(lowtide.UnsupportedBackward, match="argument 2 got other data"):
+            gradient(budget, replace_data)

@@ -49,8 +49,13 @@ def _rate(node: fx.Node) -> Any:
 
 
 def is_idle_draw(node: fx.Node) -> bool:
-    """Whether a node draws numbers that nobody reads."""
-    return node.op == "call_function" and not node.users and draws(node)
+    """Whether a node draws numbers that nobody reads.
+
+    The seed of a sketch that is not made is none: without sketches the step is the plain one.
+    """
+    if node.op != "call_function" or node.users or not draws(node):
+        return False
+    return getattr(node.target, "namespace", "") != "lowtide"
 
 
 def is_drawn_in_backward(node: fx.Node) -> bool:

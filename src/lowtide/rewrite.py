@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .draws import draws, is_drawn_in_backward, is_idle_draw
+from .draws import is_drawn_in_backward, is_idle_draw
 from .nodes import depends_on, has_effect, is_mutation, mutations, storage_of, tensors_of
 
 __all__ = [
@@ -334,5 +334,5 @@ def remove_dead(graph: fx.Graph, *, compiled: bool = False) -> None:
     for node in reversed(list(graph.nodes)):
         if node.op not in ("call_function", "get_attr") or node.users or has_effect(node):
             continue
-        if compiled or not draws(node):
+        if compiled or not is_idle_draw(node):
             graph.erase_node(node)
