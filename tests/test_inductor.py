@@ -236,7 +236,7 @@ def rounds(monkeypatch, more):
 
     monkeypatch.setattr(inductor, "_Attempt", Attempt)
     monkeypatch.setattr(inductor, "too_small", lambda *_: BudgetTooSmall("", budget=1000, smallest=0))
-    options = SimpleNamespace(budget=1000)
+    options = SimpleNamespace(budget=1000, plan=None)
     piece = SimpleNamespace(spare=0, only_plan=False, plan=None, options=options, trace=None, lifted=None)
     with suppress(BudgetTooSmall):
         inductor.CompiledStep(piece, None, ())
