@@ -37,7 +37,8 @@ def clear_errors() -> Iterator[None]:
     except private("DynamoError") as error:
         found = GraphBreak(_describe_break(error))
         signs = any(sign in str(error) for sign in _SIGNS_OF_USERS_ERRORS)
-        found.may_be_users = signs and _without_fake(error) is None
+        found.for_good = _without_fake(error) is not None
+        found.may_be_users = signs and not found.for_good
         raise found from error
     except Exception as error:
         if isinstance(error, LowtideError) or not met_in_capture(error):

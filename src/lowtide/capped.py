@@ -200,9 +200,9 @@ class Capped:
 
         Raises what the step itself raises, or the error where a second try would not help.
         """
-        modules = self.modules()
-        if error.__cause__ is None:  # not torch's: the step was refused for what it is
+        if error.__cause__ is None or error.for_good:  # the first is not torch's: refused for what it is
             raise error
+        modules = self.modules()
         if may_install(modules, (args, kwargs)):
             with capturing:
                 installed = install(lambda: self.function(*args, **kwargs), modules, (args, kwargs))

@@ -73,7 +73,8 @@ def _rebuild_too_small(message: str, budget: int, smallest: int, parts: dict[str
 class CaptureError(LowtideError):
     """The training step could not be captured as a joint graph.
 
-    `may_be_users` says that the capture failed where the step itself would raise an error.
+    `may_be_users` says that the capture failed where the step itself would raise an error, `for_good` that no
+    later call can be captured either.
 
     >>> import lowtide, torch
     >>> try:
@@ -84,6 +85,7 @@ class CaptureError(LowtideError):
     """
 
     may_be_users = False
+    for_good = False
 
 
 class GraphBreak(CaptureError):
