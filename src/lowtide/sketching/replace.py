@@ -75,11 +75,8 @@ class MarkedStep:
             g = _shared(graph, node.args[0])
             product, args = (_product, (g, x)) if part is None else (_product_of_rows, (g, x, *part))
             _replace(graph, node, self.insert(graph, node, product, args))
-        seed: Any = compress.args[1]
         for item in [*compress.users, compress]:
             graph.erase_node(item)
-        if not seed.users:  # a draw that nobody reads would be kept, as eager's are
-            graph.erase_node(seed)
 
     def insert(self, graph: fx.Graph, node: fx.Node, function: Callable[..., Any], args: Any) -> Any:
         """The plain operators of a call, before a node; gives what stands for its results."""
