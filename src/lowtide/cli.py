@@ -52,10 +52,10 @@ def _answer(arguments: Sequence[str] | None) -> Answer:
 
 
 def _tell(error: LowtideError) -> None:
-    """One paragraph, and below it the lines of the user's own code that it came through."""
+    """One paragraph, and below it, indented, hints and the lines of the user's own code."""
     print(f"lowtide: error: {' '.join(str(error).split())}", file=sys.stderr)
     for note in getattr(error, "__notes__", ()):
-        print(note, file=sys.stderr)
+        print(note if note.startswith("  ") else f"  {note}", file=sys.stderr)
 
 
 @contextmanager
