@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ._torch import private
+from .measure import storage_key
 from .modes import in_place_of_operators, without_foreign_modes
 
 __all__ = ["Attributes", "install", "may_install"]
@@ -116,7 +117,7 @@ class Tensors:
         self.parameters = [(p, p.detach(), p.grad) for p in parameters if p is not None]
         gradients = [gradient for _, _, gradient in self.parameters if gradient is not None]
         watched = [*(alias for _, alias, _ in self.parameters), *gradients, *held]
-        self.watched = {_storage(tensor): tensor for tensor in watched if tensor.layout == torch.strided}
+        self.watched = {storage_key(tensor): tensor for tensor in watched if tensor.layout == torch.strided}
         self.copies: dict[int, torch.Tensor] = {}
         self.written: set[int] = set()
         self.random = _random_states()
@@ -130,7 +131,7 @@ class Tensors:
         if schema is not None and schema.is_mutable:
             for tensor in _leaves((args, kwargs)):
                 if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
-                    self.keep(_storage(tensor))
+                    self.keep(storage_key(tensor))
         return operator(*args, **kwargs)
 
     def keep(self, key: int) -> None:
@@ -150,7 +151,7 @@ class Tensors:
             for owner, name, buffer, kept in self.buffers:
                 owner._buffers[name] = buffer.copy_(kept)
         for parameter, alias, gradient in self.parameters:
-            if _storage(parameter) != _storage(alias):
+            if storage_key(parameter) != storage_key(alias):
                 parameter.data = alias
             parameter.grad = gradient
         for key in self.written:
@@ -248,10 +249,6 @@ def _equal(left: Any, right: Any) -> bool:
 
 def _is_tensor(item: Any) -> bool:
     return isinstance(item, torch.Tensor)
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ import torch
 from ._torch import is_optimizer_hook, private, without_optimizer_hooks
 from .allocator import rounded
 from .errors import LowtideError
+from .measure import storage_key
 
 __all__ = ["each_optimizer", "first_state", "levels", "state_bytes", "state_tensors"]
 
@@ -65,8 +66,7 @@ def state_bytes(optimizer: Any, device: torch.device) -> int:
     sizes: dict[int, int] = {}
     for tensor in state_tensors(optimizer):
         if tensor.device.type == device.type:
-            storage = tensor.untyped_storage()
-            sizes[storage._cdata] = storage.nbytes()
+            sizes[storage_key(tensor)] = tensor.untyped_storage().nbytes()
     return sum(rounded(size, device) for size in sizes.values())
 
 
