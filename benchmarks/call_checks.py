@@ -22,11 +22,11 @@ from torch import nn
 
 import lowtide
 from commit import commit
-from lowtide.capped import _key
-from lowtide.in_flight import Call, held_beside
-from lowtide.in_place import capped_of
-from lowtide.stepped import _look
-from lowtide.whole import forced_eager, refuse_what_is_not_captured
+from lowtide.entry.capped import _key
+from lowtide.entry.in_place import capped_of
+from lowtide.entry.whole_steps import forced_eager, refuse_what_is_not_captured
+from lowtide.pipeline.in_flight import Call, held_beside
+from lowtide.pipeline.optimizer_steps import _look
 
 RESULTS = Path(__file__).parent / "results" / "call_checks.jsonl"
 LAYERS, WIDTH, ROWS = 12, 64, 32

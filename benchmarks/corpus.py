@@ -22,8 +22,8 @@ import torch
 
 import lowtide
 from lowtide.errors import LowtideError
-from lowtide.simulate import simulate
-from lowtide.solve.keep_all import keep_all
+from lowtide.plans.keep_all import keep_all
+from lowtide.plans.simulator import simulate
 from networks import CORPUS
 from synthetic import scaled
 

@@ -22,8 +22,8 @@ from typing import Any
 
 from torch._dynamo.callback import callback_handler
 
-from lowtide import cost
-from lowtide.run.inductor import CompiledStep
+from lowtide.prices import measured as cost
+from lowtide.run.inductor.step import CompiledStep
 
 PATIENCE = 15.0
 """Seconds that one waits to measure before the door is shut: meanwhile others get ready to measure, too."""

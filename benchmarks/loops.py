@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from commit import commit
-from lowtide import work
+from lowtide.fusion import work
 
 RESULTS = Path(__file__).parent / "results" / "loops-h200.jsonl"
 FEW, MANY = 8, 24

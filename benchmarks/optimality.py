@@ -19,9 +19,10 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.graph import Graph
-from lowtide.simulate import simulate
-from lowtide.solve import auto, keep_all
+from lowtide.plans import keep_all
+from lowtide.plans.graph import Graph
+from lowtide.plans.simulator import simulate
+from lowtide.solve import auto
 from lowtide.solve.exact import solve_exact
 from synthetic import random_step
 

@@ -19,8 +19,8 @@ import torch
 
 import lowtide
 from headtohead_models import SUBJECTS
-from lowtide.run import peak
-from lowtide.run.footprint import Footprint
+from lowtide.run.generated_code.footprint import Footprint
+from lowtide.run.inductor import peak
 
 MIB = 2**20
 FEW = 6

@@ -21,9 +21,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from lowtide.errors import LowtideError
-from lowtide.graph import Graph
-from lowtide.schedule import Schedule
-from lowtide.solve.order import first_order, with_drops
+from lowtide.plans.graph import Graph
+from lowtide.plans.order import first_order, with_drops
+from lowtide.plans.schedule import Schedule
 
 __all__ = ["find_blocks", "per_block_schedule"]
 

@@ -21,17 +21,17 @@ from importlib import util
 from pathlib import Path
 
 from drawing import document, legend_lines
-from lowtide.frontier import frontier
-from lowtide.graph import Graph
-from lowtide.plan import Plan, make_plan
+from lowtide.planner.frontiers import frontier
+from lowtide.plans.graph import Graph
+from lowtide.plans.keep_all import keep_all
+from lowtide.plans.planned_step import Plan, make_plan
+from lowtide.plans.schedule import Run
+from lowtide.plans.simulator import simulate
 from lowtide.report.bands import aligned, bands, buckets
 from lowtide.report.residency import Residency, keeping_everything
 from lowtide.report.svg import HEIGHT, LEFT, RIGHT, WIDTH, Frame, chart, shades
-from lowtide.schedule import Run
-from lowtide.simulate import simulate
 from lowtide.solve import METHODS
 from lowtide.solve.bound import lower_bound
-from lowtide.solve.keep_all import keep_all
 from lowtide.solve.search.native import library
 from lowtide.units import format_bytes
 from sketch_picture import draw as sketch

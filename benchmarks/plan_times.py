@@ -22,9 +22,9 @@ import torch
 
 from commit import commit
 from drawing import DARK
-from lowtide.simulate import simulate
+from lowtide.plans.keep_all import keep_all
+from lowtide.plans.simulator import simulate
 from lowtide.solve import METHODS
-from lowtide.solve.keep_all import keep_all
 from synthetic import scaled
 
 SIZES = (500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000)

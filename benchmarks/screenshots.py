@@ -20,8 +20,8 @@ from typing import Any
 from playwright.sync_api import Page, sync_playwright
 
 from corpus import load
-from lowtide.frontier import frontier
-from lowtide.plan import make_plan
+from lowtide.planner.frontiers import frontier
+from lowtide.plans.planned_step import make_plan
 from lowtide.solve import find_method
 
 FOLDER = Path(__file__).parent.parent / "docs" / "report"

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from lowtide.errors import LowtideError
-from lowtide.graph import Graph, Op, Value, ValueKind
+from lowtide.plans.graph import Graph, Op, Value, ValueKind
 
 __all__ = ["random_step", "scaled"]
 

@@ -38,13 +38,13 @@ from torch._functorch.compile_utils import fx_graph_cse
 from torch.utils import flop_counter
 
 import lowtide
-from lowtide.capture import Captured, Piece
+from lowtide.capture.trace import Trace
 from lowtide.errors import LowtideError
-from lowtide.graph import Graph
-from lowtide.schedule import Schedule
-from lowtide.simulate import simulate
-from lowtide.solve.order import first_order, with_drops
-from lowtide.trace import Trace
+from lowtide.pipeline.pipeline import Captured, Piece
+from lowtide.plans.graph import Graph
+from lowtide.plans.order import first_order, with_drops
+from lowtide.plans.schedule import Schedule
+from lowtide.plans.simulator import simulate
 
 __all__ = ["BUDGETS", "Partitions", "torch_budget_schedules"]
 
@@ -101,7 +101,7 @@ def torch_budget_schedules(
                 found.append(_partitions(self.plan.graph, self.trace, budgets))
                 raise
 
-    with patch("lowtide.api.Piece", Watched):
+    with patch("lowtide.entry.api.Piece", Watched):
         plan = lowtide.plan(model, *batch, device=device, kwargs=kwargs)
     return plan.graph, found[0]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from lowtide.graph import Graph, Op, Value
+from lowtide.plans.graph import Graph, Op, Value
 
 MIB = 1 << 20
 

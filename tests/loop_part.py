@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from lowtide.measure import measure
+from lowtide.measuring.measurement import measure
 
 
 def leaves_of(tree):

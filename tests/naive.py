@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lowtide.graph import Graph
-from lowtide.schedule import Drop, Run, Schedule
+from lowtide.plans.graph import Graph
+from lowtide.plans.schedule import Drop, Run, Schedule
 
 GIVEN = ("parameter", "buffer", "input", "accumulated")
 

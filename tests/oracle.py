@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 from itertools import count
 
-from lowtide.graph import GIVEN_KINDS, Graph
-from lowtide.solve.order import first_order
+from lowtide.plans.graph import GIVEN_KINDS, Graph
+from lowtide.plans.order import first_order
 
 
 def best_seconds(graph: Graph, budget: int) -> float | None:

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import chain, random_graph
-from lowtide.allocator import _Pool, _Step, booked_excess, rounded
-from lowtide.budget import booked, plan_graph
-from lowtide.graph import GIVEN_KINDS, Graph, Op, Value
-from lowtide.plan import make_plan
-from lowtide.schedule import Drop, Run, Schedule
-from lowtide.simulate import in_place, simulate
-from lowtide.solve.order import first_order, with_drops
+from lowtide.devices.allocator import _Pool, _Step, booked_excess, rounded
+from lowtide.planner.under_budget import booked, plan_graph
+from lowtide.plans.graph import GIVEN_KINDS, Graph, Op, Value
+from lowtide.plans.order import first_order, with_drops
+from lowtide.plans.planned_step import make_plan
+from lowtide.plans.schedule import Drop, Run, Schedule
+from lowtide.plans.simulator import in_place, simulate
 
 MIB = 2**20
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide import say
-from lowtide.resident import optimizer_bytes
+from lowtide.console import log as say
+from lowtide.devices.baseline import optimizer_bytes
 
 
 def mlp(width=32, depth=16):

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import chain, cnn, random_graph, transformer
-from lowtide.graph import Graph, Op, Value
-from lowtide.simulate import simulate
-from lowtide.solve import METHODS, auto, keep_all, sqrt_segments
+from lowtide.plans import keep_all
+from lowtide.plans.graph import Graph, Op, Value
+from lowtide.plans.order import first_order
+from lowtide.plans.simulator import simulate
+from lowtide.solve import METHODS, auto, sqrt_segments
 from lowtide.solve.exact import solve_exact
-from lowtide.solve.order import first_order
 from lowtide.solve.search.tape import Facts
 from lowtide.solve.sequence import forward_count
 from oracle import best_seconds

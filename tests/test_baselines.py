@@ -14,11 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 import lowtide
 from graphs import Step, cnn
-from lowtide.graph import Value
-from lowtide.schedule import Run
-from lowtide.simulate import simulate
-from lowtide.solve.keep_all import keep_all
-from lowtide.solve.order import first_order
+from lowtide.plans.graph import Value
+from lowtide.plans.keep_all import keep_all
+from lowtide.plans.order import first_order
+from lowtide.plans.schedule import Run
+from lowtide.plans.simulator import simulate
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from per_block import find_blocks, per_block_schedule

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lowtide
-from lowtide.batch import CLOSE, Batch
-from lowtide.cli import main
-from lowtide.devices import total_memory
-from lowtide.size_search import EXACT, SizeSearch
+from lowtide.batch_size.batches import CLOSE, Batch
+from lowtide.batch_size.size_search import EXACT, SizeSearch
+from lowtide.cli.main import main
+from lowtide.devices.table import total_memory
 
 
 def make(size: int) -> tuple[nn.Module, torch.Tensor]:

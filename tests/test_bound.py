@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import Step, chain, cnn, random_graph, transformer, with_takes
-from lowtide.graph import GIVEN_KINDS, VALUE_KINDS, Graph, Op, Value
-from lowtide.simulate import simulate
-from lowtide.solve import METHODS, auto, keep_all, sqrt_segments
+from lowtide.plans import keep_all
+from lowtide.plans.graph import GIVEN_KINDS, VALUE_KINDS, Graph, Op, Value
+from lowtide.plans.simulator import simulate
+from lowtide.solve import METHODS, auto, sqrt_segments
 from lowtide.solve.bound import lower_bound
 from lowtide.solve.bound.mincut import SINK, SOURCE, Network
 

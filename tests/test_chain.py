@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from graphs import chain as equal_steps
 from graphs import cnn, random_graph, transformer
 from lowtide.errors import BudgetTooSmall, LowtideError
-from lowtide.schedule import Run
-from lowtide.simulate import simulate
+from lowtide.plans.keep_all import keep_all
+from lowtide.plans.order import first_order, with_drops
+from lowtide.plans.schedule import Run
+from lowtide.plans.simulator import simulate
 from lowtide.solve.chain import Checkpoints, Measured, chain, chain_orders, checkpoints, peak_of
 from lowtide.solve.chain.laws import find_law
 from lowtide.solve.chain.measures import StageLaw, kept_cuts, segment_actions
 from lowtide.solve.chain.search import linear, long_end, quadratic
-from lowtide.solve.keep_all import keep_all
-from lowtide.solve.order import first_order, with_drops
 from lowtide.solve.stages import find_stages
 
 

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from lowtide import measure
-from lowtide.checkpoint_chain import checkpoint_chain
 from lowtide.errors import BudgetTooSmall, LowtideError, NothingToTrain
+from lowtide.layer_chain.checkpointed import checkpoint_chain
+from lowtide.measuring.trial import Trial
 from lowtide.solve.chain import checkpoints, peak_of
-from lowtide.trial import Trial
 
 Linear = nn.Linear
 

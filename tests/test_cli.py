@@ -15,18 +15,18 @@ import pytest
 
 import lowtide
 from graphs import chain
-from lowtide import progress as drawing
-from lowtide.arguments import EXECUTORS, VERBS, parse
-from lowtide.arguments import METHODS as METHOD_NAMES
-from lowtide.cli import main
+from lowtide.cli.arguments import EXECUTORS, VERBS, parse
+from lowtide.cli.arguments import METHODS as METHOD_NAMES
+from lowtide.cli.main import main
+from lowtide.console import progress as drawing
+from lowtide.console.progress import Bar, bar, waiting
 from lowtide.errors import LowtideError
-from lowtide.frontier import Frontier
-from lowtide.graph import Graph
 from lowtide.options import _CHOICES
-from lowtide.plan import Plan
-from lowtide.progress import Bar, bar, waiting
+from lowtide.planner.frontiers import Frontier
+from lowtide.plans.graph import Graph
+from lowtide.plans.keep_all import keep_all
+from lowtide.plans.planned_step import Plan
 from lowtide.solve import METHODS
-from lowtide.solve.keep_all import keep_all
 
 GRAPH = chain(16, 1 << 20)
 
@@ -558,9 +558,9 @@ def test_the_examples_in_the_help_are_understood() -> None:
 
 BEFORE_TORCH = """
 import sys
-from lowtide.arguments import EXECUTORS, VERBS, parse
-from lowtide.arguments import METHODS as METHOD_NAMES
-from lowtide.cli import main
+from lowtide.cli.arguments import EXECUTORS, VERBS, parse
+from lowtide.cli.arguments import METHODS as METHOD_NAMES
+from lowtide.cli.main import main
 for words in (["--help"], ["plan", "-h"], ["batch", "-h"], ["--version"]):
     try:
         main(words)
@@ -636,9 +636,9 @@ def test_an_interrupt_leaves_quietly(shell: Shell, monkeypatch: pytest.MonkeyPat
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None  # whatever imports it fails
-from lowtide.arguments import EXECUTORS, VERBS, parse
-from lowtide.arguments import METHODS as METHOD_NAMES
-from lowtide.cli import main
+from lowtide.cli.arguments import EXECUTORS, VERBS, parse
+from lowtide.cli.arguments import METHODS as METHOD_NAMES
+from lowtide.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -724,7 +724,7 @@ def test_the_bar_is_taken_away_after_an_error(monkeypatch: pytest.MonkeyPatch) -
 def test_the_bar_is_drawn_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     now = [100.0]
-    monkeypatch.setattr("lowtide.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("lowtide.console.progress.time.monotonic", lambda: now[0])
     progress = Bar(screen := Screen())
     for tick in range(1000):
         now[0] = 100.0 + tick / 1000

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import lowtide
-from lowtide.simulate import simulate
-from lowtide.solve.keep_all import keep_all
+from lowtide.plans.keep_all import keep_all
+from lowtide.plans.simulator import simulate
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import corpus

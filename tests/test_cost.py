@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide import capture, cost, pricelist
-from lowtide.cache import cache_folder
-from lowtide.devices import DEVICES, find_device
-from lowtide.pricelist import PriceList
+from lowtide.cache_folder import cache_folder
+from lowtide.devices.table import DEVICES, find_device
+from lowtide.pipeline import pipeline as capture
+from lowtide.prices import measured as cost
+from lowtide.prices import price_cache as pricelist
+from lowtide.prices.price_cache import PriceList
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lowtide import demo
-from lowtide.cli import main
+from lowtide.cli import demo
+from lowtide.cli.main import main
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lowtide.graph import FIELDS, OP_KINDS, VALUE_KINDS, Graph, Op, Value
-from lowtide.plan import make_plan
-from lowtide.schedule import Run
-from lowtide.solve.keep_all import keep_all
+from lowtide.plans.graph import FIELDS, OP_KINDS, VALUE_KINDS, Graph, Op, Value
+from lowtide.plans.keep_all import keep_all
+from lowtide.plans.planned_step import make_plan
+from lowtide.plans.schedule import Run
 
 GRAPH_FORMAT = (Path(__file__).parent.parent / "docs" / "graph-format.md").read_text(encoding="utf-8")
 

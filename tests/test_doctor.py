@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lowtide import _torch, doctor
-from lowtide.cli import main
+from lowtide import _torch
+from lowtide.cli import doctor
+from lowtide.cli.main import main
 from lowtide.solve.search import native
 
 
@@ -68,9 +69,9 @@ def test_a_step_that_does_not_hold_is_broken(monkeypatch: pytest.MonkeyPatch) ->
     def fails(*_: object, **__: object) -> bool:
         raise RuntimeError("no\nway")
 
-    monkeypatch.setattr(sys.modules["lowtide.verify"], "verify", fails)
+    monkeypatch.setattr(sys.modules["lowtide.evidence.verification"], "verify", fails)
     assert doctor._capped_step() == doctor.Check("a capped step", "broken", "RuntimeError: no way")
-    monkeypatch.setattr(sys.modules["lowtide.verify"], "verify", lambda *_, **__: "")
+    monkeypatch.setattr(sys.modules["lowtide.evidence.verification"], "verify", lambda *_, **__: "")
     assert doctor._capped_step().state == "broken"
 
 

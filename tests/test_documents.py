@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from lowtide.arguments import parse
+from lowtide.cli.arguments import parse
 from lowtide.solve import METHODS
 from pages import EXAMPLES, PAGES, ROOT, anchors, blocks, commands, links, name_of, sessions
 

@@ -10,9 +10,10 @@ import pytest
 
 from graphs import Step, chain, cnn, random_graph, transformer, with_takes
 from lowtide.errors import LowtideError
-from lowtide.graph import Graph, Op, Value
-from lowtide.simulate import simulate
-from lowtide.solve import auto, keep_all
+from lowtide.plans import keep_all
+from lowtide.plans.graph import Graph, Op, Value
+from lowtide.plans.simulator import simulate
+from lowtide.solve import auto
 from lowtide.solve.bound import lower_bound
 from lowtide.solve.exact import exact, smallest_peak, solve_exact
 from lowtide.solve.exact.model import Stages

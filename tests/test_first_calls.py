@@ -10,7 +10,7 @@ from torch import nn
 
 import lowtide
 
-verify_module = importlib.import_module("lowtide.verify")  # lowtide.verify itself is the function
+verify_module = importlib.import_module("lowtide.evidence.verification")
 
 LOCK = threading.Lock()
 
@@ -221,7 +221,7 @@ def test_plan_runs_nothing_and_says_what_to_do():
 
 def test_verify_runs_the_capped_step_first(monkeypatch):
     """A model that can be captured only after a plain run is one that `cap` refuses, and so does `verify`."""
-    monkeypatch.setattr("lowtide.capped.may_install", lambda *_: False)
+    monkeypatch.setattr("lowtide.entry.capped.may_install", lambda *_: False)
     model, x = Hooks(), torch.randn(64, 32)
     with pytest.raises(lowtide.GraphBreak):
         lowtide.verify(model, x, budget="min")

@@ -12,13 +12,13 @@ import torch.nn.functional as F  # noqa: N812  # torch's own habit
 from torch import nn
 
 from lowtide._torch import private
-from lowtide.graph import Graph, Op
-from lowtide.measure import generated_code_tells, live_storages
-from lowtide.run import peak
-from lowtide.run.footprint import footprint
-from lowtide.run.ledger import Handed
-from lowtide.run.moment import Moment
-from lowtide.run.reader import UnreadableSourceError
+from lowtide.measuring.tracker import generated_code_tells, live_storages
+from lowtide.plans.graph import Graph, Op
+from lowtide.run.generated_code.footprint import footprint
+from lowtide.run.generated_code.ledger import Handed
+from lowtide.run.generated_code.moment import Moment
+from lowtide.run.generated_code.reader import UnreadableSourceError
+from lowtide.run.inductor import peak
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),

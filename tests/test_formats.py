@@ -10,12 +10,12 @@ import pytest
 
 from graphs import cnn, random_graph, transformer
 from lowtide.errors import FormatError
-from lowtide.frontier import Frontier
-from lowtide.graph import Graph
-from lowtide.plan import Plan, make_plan
-from lowtide.schedule import Schedule
-from lowtide.simulate import Timeline
-from lowtide.solve.keep_all import keep_all
+from lowtide.planner.frontiers import Frontier
+from lowtide.plans.graph import Graph
+from lowtide.plans.keep_all import keep_all
+from lowtide.plans.planned_step import Plan, make_plan
+from lowtide.plans.schedule import Schedule
+from lowtide.plans.simulator import Timeline
 
 GRAPHS = [random_graph(seed, 8) for seed in range(5)] + [cnn(2), transformer(1)]
 GRAPHS += [random_graph(seed, 8, takes=True) for seed in range(3)]

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from graphs import chain, cnn, random_graph, transformer
 from lowtide.errors import BudgetError, BudgetTooSmall, FormatError, LowtideError
-from lowtide.frontier import Frontier, frontier, spread
-from lowtide.graph import Graph, Op, Value
-from lowtide.plan import Plan, make_plan
-from lowtide.simulate import simulate
+from lowtide.planner.frontiers import Frontier, frontier, spread
+from lowtide.plans.graph import Graph, Op, Value
+from lowtide.plans.keep_all import keep_all
+from lowtide.plans.planned_step import Plan, make_plan
+from lowtide.plans.simulator import simulate
 from lowtide.solve.auto import auto
-from lowtide.solve.keep_all import keep_all
 
 GRAPHS = {"chain": chain(16, 8), "cnn": cnn(2), "transformer": transformer(1), "random": random_graph(1, 14)}
 EMPTY = Graph((), ())

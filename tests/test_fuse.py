@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.fusion import fusing, steers
-from lowtide.traffic import parts
+from lowtide.capture.op_classes import fusing, steers
+from lowtide.fusion.traffic import parts
 from traces import lifted
 
 

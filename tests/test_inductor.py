@@ -15,12 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lowtide
-from lowtide import capture
 from lowtide._torch import private
+from lowtide.capture.realize import in_memory
 from lowtide.errors import BudgetTooSmall, NothingToTrain, UnsupportedBackward
-from lowtide.run import inductor
-from lowtide.run.images import hand_over_channels_last
-from lowtide.run.in_memory import in_memory
+from lowtide.pipeline import pipeline as capture
+from lowtide.run.inductor import step as inductor
+from lowtide.run.inductor.images import hand_over_channels_last
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler here")
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from lowtide.devices import find_device
-from lowtide.lift import lift
-from lowtide.replay import state_size
+from lowtide.capture.lift import lift
+from lowtide.devices.table import find_device
+from lowtide.torch_state.random_state import state_size
 from traces import lifted
 
 HERE = Path(__file__).name

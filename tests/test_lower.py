@@ -4,8 +4,8 @@ from collections import Counter
 
 import torch
 
-from lowtide.lower import lower
-from lowtide.solve.keep_all import keep_all
+from lowtide.lowering.lower import lower
+from lowtide.plans.keep_all import keep_all
 from traces import lifted
 
 

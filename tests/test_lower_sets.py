@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from graphs import chain, cnn, random_graph, transformer
 from lowtide.errors import LowtideError
-from lowtide.graph import Graph, Op, Value
-from lowtide.schedule import Run
-from lowtide.simulate import simulate
-from lowtide.solve import keep_all
+from lowtide.plans import keep_all
+from lowtide.plans.graph import Graph, Op, Value
+from lowtide.plans.order import first_order, with_drops
+from lowtide.plans.schedule import Run
+from lowtide.plans.simulator import simulate
 from lowtide.solve.lower_sets import lower_set_orders, lower_sets
 from lowtide.solve.lower_sets.bounds import ends, least_cached
 from lowtide.solve.lower_sets.contraction import contract
@@ -33,7 +34,6 @@ from lowtide.solve.lower_sets.family import (
 from lowtide.solve.lower_sets.pareto import pareto, unbeaten
 from lowtide.solve.lower_sets.search import best_sequence, measure, smallest_budget
 from lowtide.solve.lower_sets.tables import tables
-from lowtide.solve.order import first_order, with_drops
 
 seeds = st.integers(0, 10_000)
 

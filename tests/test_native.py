@@ -8,10 +8,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from graphs import chain, cnn, random_graph, transformer, with_takes
-from lowtide.graph import Graph, Op, Value
-from lowtide.simulate import simulate
-from lowtide.solve import auto, keep_all
-from lowtide.solve.order import first_order
+from lowtide.plans import keep_all
+from lowtide.plans.graph import Graph, Op, Value
+from lowtide.plans.order import first_order
+from lowtide.plans.simulator import simulate
+from lowtide.solve import auto
 from lowtide.solve.search.greedy import PlainTape
 from lowtide.solve.search.native import NativeTape, _name, library
 from lowtide.solve.search.tape import Facts

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lowtide
-from lowtide import whole
 from lowtide._torch import attributes
+from lowtide.entry import whole_steps as whole
 from test_api import WithLoss, gradients, mlp, plain_gradients, same
 
 CONFIG = torch._dynamo.config
@@ -131,7 +131,7 @@ def test_backend_refuses_pieces_unless_they_are_allowed(x, executor):
 @pytest.mark.parametrize("executor", ["eager", "inductor"])
 def test_a_second_graph_of_one_call_is_refused(monkeypatch, x, executor):
     """Whoever splits a step: here without the settings that keep it whole, and without torch's word."""
-    monkeypatch.setattr("lowtide.capped.refuse_part", lambda module: None)
+    monkeypatch.setattr("lowtide.entry.capped.refuse_part", lambda module: None)
     model = lowtide.cap(Breaks(), "2MiB", executor=executor)
     make = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, fullgraph, **options: make(f, fullgraph=False, **options))

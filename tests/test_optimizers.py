@@ -8,8 +8,8 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import lowtide
-from lowtide.optimizers import levels
-from lowtide.resident import optimizer_bytes
+from lowtide.devices.baseline import optimizer_bytes
+from lowtide.devices.optimizers import levels
 
 CPU = torch.device("cpu")
 KINDS = sorted(

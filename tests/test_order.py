@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from lowtide.run.order import stand_together
+from lowtide.run.inductor.scheduler_order import stand_together
 
 MIB = 2**20
 

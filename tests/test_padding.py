@@ -5,7 +5,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import lowtide
-from lowtide.padding import pad_once
+from lowtide.capture.rewrites.padding import pad_once
 
 aten = torch.ops.aten
 

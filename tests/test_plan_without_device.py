@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lowtide
-from lowtide.devices import find_device
+from lowtide.devices.table import find_device
 from zoo import ZOO
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))

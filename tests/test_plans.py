@@ -13,9 +13,9 @@ from torch import nn
 
 from graphs import chain
 from lowtide.errors import LowtideError
-from lowtide.simulate import simulate
+from lowtide.plans.keep_all import keep_all
+from lowtide.plans.simulator import simulate
 from lowtide.solve.bound import lower_bound
-from lowtide.solve.keep_all import keep_all
 from lowtide.solve.sqrt_segments import sqrt_segments
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))

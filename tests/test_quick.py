@@ -3,9 +3,9 @@
 import pytest
 
 from graphs import chain, random_graph, transformer
-from lowtide.simulate import simulate
+from lowtide.plans.keep_all import keep_all
+from lowtide.plans.simulator import simulate
 from lowtide.solve.auto import auto
-from lowtide.solve.keep_all import keep_all
 from lowtide.solve.quick import quick, smallest
 from lowtide.solve.search.tape import Facts
 

@@ -8,13 +8,14 @@ import torch
 from torch import fx, nn
 
 import lowtide
-from lowtide import cost, known_kernels
-from lowtide.cost import Kernels
-from lowtide.known_kernels import KnownKernels
-from lowtide.pricelist import Output, PriceList
-from lowtide.real_strides import settle
-from lowtide.returned import outputs_of, same
-from lowtide.stride_rules import _RULES, by_rule
+from lowtide.capture.kernel_outputs import Output, outputs_of, same
+from lowtide.capture.rewrites.real_strides import settle
+from lowtide.capture.rewrites.stride_rules import _RULES, by_rule
+from lowtide.prices import known_kernels
+from lowtide.prices import measured as cost
+from lowtide.prices.known_kernels import KnownKernels
+from lowtide.prices.measured import Kernels
+from lowtide.prices.price_cache import PriceList
 from lowtide.units import format_bytes
 from traces import lifted
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import lowtide
-from lowtide.budget import resolve
-from lowtide.devices import host_memory_left
+from lowtide.devices.table import host_memory_left
+from lowtide.planner.under_budget import resolve
 from lowtide.units import parse_budget
 from test_api import WithLoss, gradients, mlp, same
 
@@ -63,7 +63,7 @@ def test_free_is_what_the_step_has_and_what_is_left(model, x, monkeypatch, tmp_p
     listed.write_text("MemFree:  100 kB\nMemAvailable:  2048 kB\n")
     left = host_memory_left(listed)
     assert left == 2048 * 1024
-    monkeypatch.setattr("lowtide.budget.host_memory_left", lambda: left)
+    monkeypatch.setattr("lowtide.planner.under_budget.host_memory_left", lambda: left)
     plan = lowtide.plan(model, x, budget="free")
     assert plan.budget == left + plan.graph.given_bytes
 

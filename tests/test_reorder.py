@@ -4,10 +4,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import MIB, Step, chain, random_graph
-from lowtide.graph import Graph, Op
-from lowtide.simulate import simulate
-from lowtide.solve import auto, keep_all
-from lowtide.solve.order import first_order, with_drops
+from lowtide.plans import keep_all
+from lowtide.plans.graph import Graph, Op
+from lowtide.plans.order import first_order, with_drops
+from lowtide.plans.simulator import simulate
+from lowtide.solve import auto
 from lowtide.solve.search.reorder import first_orders
 
 

@@ -9,10 +9,14 @@ import pytest
 
 from graphs import chain, cnn, random_graph
 from lowtide.errors import LowtideError
-from lowtide.frontier import frontier
-from lowtide.graph import Graph, Op, Value
-from lowtide.measure import Measurement
-from lowtide.plan import Plan, make_plan
+from lowtide.evidence.watched_step import Watched
+from lowtide.measuring.measurement import Measurement
+from lowtide.planner.frontiers import frontier
+from lowtide.plans.graph import Graph, Op, Value
+from lowtide.plans.keep_all import keep_all
+from lowtide.plans.order import first_order, with_drops
+from lowtide.plans.planned_step import Plan, make_plan
+from lowtide.plans.schedule import Drop, Run, Schedule
 from lowtide.report.advice import advice
 from lowtide.report.bands import aligned, bands, buckets
 from lowtide.report.choices import changes, choices
@@ -25,10 +29,6 @@ from lowtide.report.residency import Residency, keeping_everything
 from lowtide.report.spent import Spent, folded, spent
 from lowtide.report.text import sparkline, text
 from lowtide.report.wording import short
-from lowtide.schedule import Drop, Run, Schedule
-from lowtide.solve.keep_all import keep_all
-from lowtide.solve.order import first_order, with_drops
-from lowtide.watch import Watched
 
 NASTY = "</script><script>alert(1)</script><b>&\"'\u2028\ud800"
 

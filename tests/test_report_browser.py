@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from graphs import chain, cnn, random_graph
-from lowtide.frontier import Frontier, frontier
-from lowtide.graph import Graph, Op, Value
-from lowtide.plan import Plan, make_plan
+from lowtide.evidence.watched_step import Watched
+from lowtide.planner.frontiers import Frontier, frontier
+from lowtide.plans.graph import Graph, Op, Value
+from lowtide.plans.keep_all import keep_all
+from lowtide.plans.planned_step import Plan, make_plan
+from lowtide.plans.schedule import Run
 from lowtide.report.page import page
-from lowtide.schedule import Run
 from lowtide.solve import METHODS
-from lowtide.solve.keep_all import keep_all
 from lowtide.units import format_bytes
-from lowtide.watch import Watched
 from test_report import NASTY, keeping, rerun_small, with_reruns
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))

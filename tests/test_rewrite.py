@@ -5,8 +5,8 @@ import torch
 from torch import fx, nn
 
 import lowtide
-from lowtide import batchnorm
-from lowtide.rewrite import (
+from lowtide.capture.rewrites import batchnorm
+from lowtide.capture.rewrites.common import (
     drop_copies,
     drop_idle_views,
     keep_mutated_inputs,

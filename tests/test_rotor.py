@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from graphs import chain, cnn, random_graph, transformer
 from lowtide.errors import BudgetTooSmall, LowtideError
-from lowtide.graph import GIVEN_KINDS, Graph, Op, Value
-from lowtide.schedule import Run
-from lowtide.simulate import simulate
-from lowtide.solve import keep_all, sqrt_segments
-from lowtide.solve.order import first_order, with_drops
+from lowtide.plans import keep_all
+from lowtide.plans.graph import GIVEN_KINDS, Graph, Op, Value
+from lowtide.plans.order import first_order, with_drops
+from lowtide.plans.schedule import Run
+from lowtide.plans.simulator import simulate
+from lowtide.solve import sqrt_segments
 from lowtide.solve.rotor import (
     Action,
     ChainTable,

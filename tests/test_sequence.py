@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from graphs import chain, cnn, random_graph, transformer
 from lowtide.errors import LowtideError, ScheduleError
-from lowtide.simulate import simulate
-from lowtide.solve import keep_all
-from lowtide.solve.order import first_order, with_drops
+from lowtide.plans import keep_all
+from lowtide.plans.order import first_order, with_drops
+from lowtide.plans.simulator import simulate
 from lowtide.solve.sequence import (
     Backward,
     Forward,

@@ -10,7 +10,7 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed, Unsupported
 
 import lowtide
-from lowtide.resident import optimizer_bytes
+from lowtide.devices.baseline import optimizer_bytes
 from test_api import WithLoss, clear, gradients, mlp, plain_gradients, same
 
 CPU = torch.device("cpu")

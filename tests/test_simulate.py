@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from graphs import chain, random_graph
 from lowtide.errors import ScheduleError
-from lowtide.graph import Graph, Op, Value
-from lowtide.schedule import Drop, Run, Schedule
-from lowtide.simulate import simulate
-from lowtide.solve.keep_all import keep_all
-from lowtide.solve.order import first_order, with_drops
+from lowtide.plans.graph import Graph, Op, Value
+from lowtide.plans.keep_all import keep_all
+from lowtide.plans.order import first_order, with_drops
+from lowtide.plans.schedule import Drop, Run, Schedule
+from lowtide.plans.simulator import simulate
 from naive import judge
 
 seeds = st.integers(0, 10_000)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import lowtide
-from lowtide.measure import live_storages
+from lowtide.measuring.tracker import live_storages
 from lowtide.sketching.choice import Choice
 from lowtide.sketching.draw import SEED_BYTES
 from lowtide.sketching.kinds import KINDS

@@ -10,7 +10,7 @@ from torch import nn
 
 import lowtide
 from lowtide.errors import BudgetTooSmall, LowtideError, PlanMismatch
-from lowtide.run.inductor import Partitioner
+from lowtide.run.inductor.step import Partitioner
 from lowtide.sketching import choose as choosing
 from lowtide.sketching.decide import MARGIN, Draft, decide
 from lowtide.sketching.kinds import KINDS

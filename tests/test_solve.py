@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from graphs import chain, cnn, random_graph, transformer, with_takes
 from lowtide.errors import LowtideError
-from lowtide.graph import Graph, Op, Value
-from lowtide.schedule import Run
-from lowtide.simulate import simulate
-from lowtide.solve import METHODS, find_method, keep_all, sqrt_segments
-from lowtide.solve.order import first_order
+from lowtide.plans import keep_all
+from lowtide.plans.graph import Graph, Op, Value
+from lowtide.plans.order import first_order
+from lowtide.plans.schedule import Run
+from lowtide.plans.simulator import simulate
+from lowtide.solve import METHODS, find_method, sqrt_segments
 from lowtide.solve.search.greedy import descend, prune
 from lowtide.solve.search.tape import Facts, Tape
 

@@ -3,7 +3,7 @@
 import torch
 from torch import fx
 
-from lowtide.sums import join_sums
+from lowtide.capture.rewrites.slice_sums import join_sums
 from traces import joint
 
 

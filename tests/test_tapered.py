@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lowtide.errors import LowtideError
 from lowtide.sequences.ledger import peak_of
-from lowtide.sequences.plan import make_scan_plan
+from lowtide.sequences.planned_scan import make_scan_plan
 from lowtide.sequences.sizes import Sizes
 from lowtide.solve.sequence import Backward, Forward, forward_count
 from lowtide.solve.sequence.actions import stream

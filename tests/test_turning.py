@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.turning import is_turned
+from lowtide.capture.rewrites.channels_last_inputs import is_turned
 from traces import lifted
 
 BATCH, FIRST, LAST = (4, 3, 32, 32), (72, 3, 3, 3), (40, 72, 3, 3)

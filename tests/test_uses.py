@@ -13,7 +13,9 @@ from torch import nn
 from torch.nn import functional
 
 import lowtide
-from lowtide import capture, progress, say
+from lowtide.console import log as say
+from lowtide.console import progress
+from lowtide.pipeline import pipeline as capture
 
 
 class Weights(nn.Module):

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import lowtide
-from lowtide.cli import main
-from lowtide.command import verify as verify_verb
-from lowtide.plan import Plan
+from lowtide.cli.main import main
+from lowtide.cli.verbs import verify_verb as verify_verb
+from lowtide.plans.planned_step import Plan
 
 Shell = Callable[..., tuple[int, str, str]]
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lowtide import cap, plan_of, watch
-from lowtide.schedule import Run
+from lowtide.plans.schedule import Run
 
 
 class Loss(nn.Module):

@@ -16,8 +16,8 @@ from torch import nn
 import lowtide
 from lowtide.errors import BudgetError, BudgetTooSmall, LowtideError, UnsupportedBackward
 from lowtide.sequences.ledger import peak_of
+from lowtide.sequences.open_ended import while_scan
 from lowtide.sequences.sizes import Sizes
-from lowtide.sequences.while_scan import while_scan
 from lowtide.solve.sequence import Forward, Pop, Push
 from lowtide.solve.sequence.online import Online, finish, online_count
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.schedule import Run
-from lowtide.work import PER_BYTE, as_traffic, instructions
+from lowtide.fusion.work import PER_BYTE, as_traffic, instructions
+from lowtide.plans.schedule import Run
 from traces import lifted
 
 ROWS, WIDTH = 512, 256

@@ -4,8 +4,8 @@ import contextlib
 from unittest import mock
 
 import lowtide
-from lowtide import api
-from lowtide.capture import Captured, Piece
+from lowtide.entry import api
+from lowtide.pipeline.pipeline import Captured, Piece
 
 
 def lifted(model, *batch, **options):

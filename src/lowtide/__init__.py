@@ -8,8 +8,6 @@ The first use of a public name loads them all. Until then `import lowtide` is ch
 what needs no torch without it.
 """
 
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -66,29 +64,14 @@ __all__ = [
 ]
 
 
-class _Unloaded(ModuleType):
-    """The package before its public names are there.
-
-    An import of the module `lowtide.plan` alone must not leave it where the function `lowtide.plan` belongs.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in __all__ or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from . import public
 
-    sys.modules[__name__].__class__ = ModuleType
     globals().update({each: getattr(public, each) for each in __all__})
     return globals()[name]
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-sys.modules[__name__].__class__ = _Unloaded

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["NAMES", "missing_names", "outside_dynamo", "private"]
+__all__ = ["ATTRIBUTES", "NAMES", "held", "hold", "missing_names", "outside_dynamo", "private", "storage_key"]
 
 NAMES: dict[str, tuple[str, str]] = {
     # use here: (where it lives, versions it was seen in)
@@ -75,6 +75,50 @@ NAMES: dict[str, tuple[str, str]] = {
     "suggest_memory_format": ("torch._prims_common:suggest_memory_format", "2.11-2.13"),
     "saving_hooks": ("torch._C:_autograd._top_saved_tensors_default_hooks", "2.11-2.13"),
 }
+
+ATTRIBUTES: dict[str, tuple[str, str, str]] = {
+    # use here: (attribute, the class whose instances have it, versions it was seen in)
+    "storage_key": ("_cdata", "torch:UntypedStorage", "2.11-2.13"),
+    "version": ("_version", "torch:Tensor", "2.11-2.13"),
+    "backward_hooks": ("_backward_hooks", "torch:Tensor", "2.11-2.13"),
+    "accumulated_hooks": ("_post_accumulate_grad_hooks", "torch:Tensor", "2.11-2.13"),
+    "sequence_number": ("_sequence_nr", "torch.autograd.graph:Node", "2.11-2.13"),
+    "compiled_call": ("_compiled_call_impl", "torch.nn:Module", "2.11-2.13"),
+    "buffers": ("_buffers", "torch.nn:Linear", "2.11-2.13"),
+    "parameters": ("_parameters", "torch.nn:Linear", "2.11-2.13"),
+    "modules": ("_modules", "torch.nn:Linear", "2.11-2.13"),
+    "forward_hooks": ("_forward_hooks", "torch.nn:Linear", "2.11-2.13"),
+    "forward_pre_hooks": ("_forward_pre_hooks", "torch.nn:Linear", "2.11-2.13"),
+    "pre_hooks_with_kwargs": ("_forward_pre_hooks_with_kwargs", "torch.nn:Linear", "2.11-2.13"),
+    "flat_weights": ("_flat_weights", "torch.nn:LSTM", "2.11-2.13"),
+    "flat_weights_names": ("_flat_weights_names", "torch.nn:LSTM", "2.11-2.13"),
+    "schema": ("_schema", "torch._ops:OpOverload", "2.11-2.13"),
+    "kernel": ("_op", "torch._ops:OpOverload", "2.11-2.13"),
+    "compiled_from": ("_torchdynamo_orig_callable", "the function that torch.compile returns", "2.11-2.13"),
+    "compiled_module": ("_orig_mod", "the module that torch.compile returns", "2.11-2.13"),
+}
+"""Private attributes of torch's objects; `held` reads one and `hold` sets it."""
+
+_MISSING = object()
+
+
+def held(owner: Any, name: str, default: Any = _MISSING) -> Any:
+    """The private attribute of a torch object behind a name of `ATTRIBUTES`.
+
+    A default stands for what an object of another class does not have.
+    """
+    attribute = ATTRIBUTES[name][0]
+    return getattr(owner, attribute) if default is _MISSING else getattr(owner, attribute, default)
+
+
+def hold(owner: Any, name: str, value: Any) -> None:
+    """Set the private attribute of a torch object behind a name of `ATTRIBUTES`."""
+    setattr(owner, ATTRIBUTES[name][0], value)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """What tells storages that are alive apart."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def find(place: str) -> Any:

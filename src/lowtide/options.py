@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from .devices.optimizers import each_optimizer
 from .errors import LowtideError
-from .optimizers import each_optimizer
-from .plan import Plan
+from .plans.planned_step import Plan
 from .solve import find_method
 from .units import Budget, parse_budget
 

@@ -1,1 +1,6 @@
-"""A plan for people: one HTML page (`page`) or a few lines of text (`text`). No torch in here."""
+"""A plan for people: one HTML page (`page`) or a few lines of text (`text`). No torch in here.
+
+In: a `Plan`, and what was measured of it.
+Out: a whole HTML document, or text.
+Imports: plans/, planner/.
+"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..plan import Plan
+from ..plans.planned_step import Plan
 from ..units import format_bytes, format_seconds
 from .peak import WAITING, Alive, Crowd, crowds, least_peak, near_peak
 from .place import NO_MODULE

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from ..graph import Graph
-from ..plan import Plan
-from ..schedule import Run, Schedule
+from ..plans.graph import Graph
+from ..plans.planned_step import Plan
+from ..plans.schedule import Run, Schedule
 from .residency import Residency
 from .stays import VALUE, Stay
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import LowtideError
-from ..frontier import Frontier, spread
-from ..plan import Plan
-from ..schedule import Run
+from ..planner.frontiers import Frontier, spread
+from ..plans.planned_step import Plan
+from ..plans.schedule import Run
 from .decision import Decision, decisions
 from .fold import Fold, fold
 from .place import Place, Places

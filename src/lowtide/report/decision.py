@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from ..graph import GIVEN_KINDS, Graph, Value
-from ..schedule import Run, Schedule
+from ..plans.graph import GIVEN_KINDS, Graph, Value
+from ..plans.schedule import Run, Schedule
 
 __all__ = ["Decision", "decisions"]
 

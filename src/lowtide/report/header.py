@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ..plan import Plan
+from ..plans.planned_step import Plan
 from ..units import format_bytes, format_seconds
 from .markup import say
 from .measured import Measured

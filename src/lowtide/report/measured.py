@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import LowtideError
-from ..plan import Plan
-from ..schedule import Run
+from ..plans.planned_step import Plan
+from ..plans.schedule import Run
 
 __all__ = ["Measured"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..plan import Plan
-from ..schedule import Run
+from ..plans.planned_step import Plan
+from ..plans.schedule import Run
 from ..units import format_bytes
 from .peak import peak_is_between
 from .wording import short

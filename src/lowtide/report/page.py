@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from ..frontier import Frontier
-from ..plan import Plan
+from ..planner.frontiers import Frontier
+from ..plans import ports
+from ..plans.planned_step import Plan
 from ..units import format_bytes
 from .axes import byte_ticks
 from .bands import Band, aligned, bands, buckets
@@ -151,3 +152,6 @@ def _changes(line: Sequence[int]) -> list[tuple[int, int]]:
 
 def _asset(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+ports.fill("page", page)

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..schedule import Run
+from ..plans.schedule import Run
 from .bands import Band, aligned, buckets, role_of
 from .choices import Choice, changes
 from .place import Places

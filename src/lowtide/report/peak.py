@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ..graph import GIVEN_KINDS, Graph, Op
-from ..plan import Plan
-from ..schedule import Run
+from ..plans.graph import GIVEN_KINDS, Graph, Op
+from ..plans.planned_step import Plan
+from ..plans.schedule import Run
 from .fold import Fold, fold
 from .place import Place, Places
 from .residency import Residency

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ..graph import Graph, Op
+from ..plans.graph import Graph, Op
 from .stays import VALUE, Stay
 from .wording import short
 

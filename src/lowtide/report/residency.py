@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from itertools import accumulate
 
-from ..plan import Plan
-from ..schedule import Run
+from ..plans.planned_step import Plan
+from ..plans.schedule import Run
 from .decision import Decision, decisions
 from .stays import Stay, stays
 

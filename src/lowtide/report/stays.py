@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from ..graph import GIVEN_KINDS, Graph, Op
-from ..schedule import Run, Schedule
-from ..simulate import in_place
+from ..plans.graph import GIVEN_KINDS, Graph, Op
+from ..plans.schedule import Run, Schedule
+from ..plans.simulator import in_place
 
 __all__ = ["Stay", "stays"]
 

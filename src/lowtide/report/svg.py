@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ..plan import Plan
+from ..plans.planned_step import Plan
 from ..units import format_bytes
 from .axes import byte_ticks, step_ticks
 from .bands import Band, Bucket

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import fill
 
-from ..plan import Plan
+from ..plans.planned_step import Plan
 from ..units import format_bytes, format_seconds
 from .advice import advice
 from .bands import aligned, buckets

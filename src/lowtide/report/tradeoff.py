@@ -10,7 +10,7 @@ from html import escape
 from itertools import pairwise
 from typing import TypeAlias
 
-from ..plan import Plan
+from ..plans.planned_step import Plan
 from ..units import format_bytes
 from .axes import byte_ticks, share_ticks
 from .choices import Choice

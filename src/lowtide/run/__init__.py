@@ -1,1 +1,6 @@
-"""Executors: what runs a schedule."""
+"""Executors: the pair of graphs as functions that free each value when the plan drops it.
+
+In: a lowered pair, op by op (`eager`) or compiled into fused kernels (`inductor/`).
+Out: the two functions, and what their first run showed.
+Imports: capture/, prices/, planner/, plans/, devices/, measuring/, console/.
+"""

@@ -9,8 +9,8 @@ import torch
 from torch import fx
 
 from .._torch import boxed, private
+from ..capture.rewrites.common import prune_tangents, remove_dead
 from ..errors import UnsupportedBackward
-from ..rewrite import prune_tangents, remove_dead
 from .eager import compile_graph
 from .first_run import Misfits, checked
 

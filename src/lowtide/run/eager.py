@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from .._torch import boxed, private
+from .._torch import boxed, held, private
 
 __all__ = ["compile_graph", "source_of"]
 
@@ -109,7 +109,7 @@ _GETITEM = operator.getitem
 
 
 _VIEW = torch.ops.aten.view.default
-_view, _reshape = _VIEW._op, torch.ops.aten.reshape.default._op
+_view, _reshape = held(_VIEW, "kernel"), held(torch.ops.aten.reshape.default, "kernel")
 
 
 def view(x: torch.Tensor, shape: list[int]) -> torch.Tensor:
@@ -124,7 +124,7 @@ def _direct(target: Any) -> Any:
     """The operator behind its Python wrapper, which costs a fifth of a small op's time (2.11-2.13)."""
     if target is _VIEW:
         return view
-    return target._op if isinstance(target, private("OpOverload")) else target
+    return held(target, "kernel") if isinstance(target, private("OpOverload")) else target
 
 
 def _is_special(value: Any) -> bool:

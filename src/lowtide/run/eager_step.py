@@ -9,15 +9,15 @@ import torch
 from torch import fx
 
 from .._torch import private
-from ..known_kernels import learn
-from ..lift import module_path, source_line, target_name
-from ..plan import Plan
-from ..say import log, say_plan
+from ..capture.lift import module_path, source_line, target_name
+from ..console.log import log, say_plan
+from ..plans.planned_step import Plan
+from ..prices.known_kernels import learn
 from ..units import format_bytes
 from .first_run import Misfits
 
 if TYPE_CHECKING:
-    from ..capture import Piece
+    from ..pipeline.pipeline import Piece
 
 __all__ = ["EagerStep"]
 

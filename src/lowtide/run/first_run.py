@@ -15,11 +15,10 @@ import torch
 from torch import fx
 
 from .._torch import boxed, private
-from ..cost import signature
-from ..measure import live_storages
-from ..nodes import is_item, read_by, tensors_of
-from ..pricelist import Outputs
-from ..returned import as_foretold, items_of, outputs_of
+from ..capture.fx_nodes import is_item, read_by, tensors_of
+from ..capture.kernel_outputs import Outputs, as_foretold, items_of, outputs_of
+from ..measuring.tracker import live_storages
+from ..prices.measured import signature
 from .eager import compile_graph
 
 __all__ = ["Misfits", "checked"]

@@ -1,8 +1,13 @@
-"""Sequences: backpropagation through time in any memory."""
+"""Backpropagation through time in bounded memory (Gruslys et al. 2016).
 
-from .plan import ScanPlan
+In: a cell, its first carry, its inputs and a budget.
+Out: the outputs, with a backward that recomputes.
+Imports: solve/, measuring/, devices/, console/, torch_state/.
+"""
+
+from .open_ended import while_scan
+from .planned_scan import ScanPlan
 from .recurrent import Recurrent
-from .scan import scan, scan_plan
-from .while_scan import while_scan
+from .scanning import scan, scan_plan
 
 __all__ = ["Recurrent", "ScanPlan", "scan", "scan_plan", "while_scan"]

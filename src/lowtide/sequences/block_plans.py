@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from ..errors import BudgetTooSmall, LowtideError
 from ..units import Budget, format_bytes
-from .plan import ScanPlan, make_graph_plan, make_scan_plan
+from .planned_scan import ScanPlan, make_graph_plan, make_scan_plan
 from .sizes import Sizes
 from .ways import Way
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..autocast import State
+from ..torch_state.autocast_state import State
 from .closed import Closed, graph_number
 from .outputs import Last, Outputs, Stacked, Summed
 from .record import Flows, Gradients, Record

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .._torch import private
+from .._torch import held, hold, private
 from ..errors import LowtideError
 from .purity import Purity
 
@@ -133,14 +133,18 @@ class Closed:
     @contextmanager
     def without_hooks(self) -> Iterator[None]:
         """A context in which the gradients of units do not go through the hooks of closed-over tensors."""
-        hooked = [(tensor, tensor._backward_hooks) for tensor in self.stand_ins if tensor._backward_hooks]
+        hooked = [
+            (tensor, held(tensor, "backward_hooks"))
+            for tensor in self.stand_ins
+            if held(tensor, "backward_hooks")
+        ]
         try:
             for tensor, _ in hooked:
-                tensor._backward_hooks = None
+                hold(tensor, "backward_hooks", None)
             yield
         finally:
             for tensor, hooks in hooked:
-                tensor._backward_hooks = hooks
+                hold(tensor, "backward_hooks", hooks)
 
 
 class _Reading(TorchFunctionMode):
@@ -180,7 +184,7 @@ class _Reading(TorchFunctionMode):
     def is_outside(self, tensor: torch.Tensor) -> bool:
         if self.inside is None or id(tensor) in self.inside or not tensor.requires_grad:
             return False
-        return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() < self.start
+        return tensor.grad_fn is not None and held(tensor.grad_fn, "sequence_number")() < self.start
 
 
 _around = threading.local()
@@ -198,7 +202,7 @@ def graph_number() -> int:
     with torch.enable_grad():
         node = _leaf.view_as(_leaf).grad_fn
     assert node is not None
-    return node._sequence_nr()  # type: ignore[no-any-return]
+    return held(node, "sequence_number")()  # type: ignore[no-any-return]
 
 
 def ends_of(made: Iterable[Any], start: int) -> Iterator[Any]:
@@ -215,7 +219,7 @@ def ends_of(made: Iterable[Any], start: int) -> Iterator[Any]:
         seen.add(node)
         if hasattr(node, "variable"):
             yield node.variable
-        elif node._sequence_nr() < start and node.name() != "ToCopyBackward0":
+        elif held(node, "sequence_number")() < start and node.name() != "ToCopyBackward0":
             yield node
         else:
             todo += [following for following, _ in node.next_functions if following is not None]

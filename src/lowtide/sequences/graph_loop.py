@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..say import say_once
+from ..console.log import say_once
 from .chunk import Chunk
 from .kernel_graph import Replay, captured, warm
 from .loop import Kept, Loop

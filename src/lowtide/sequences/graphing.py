@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from ..allocator import rounded
+from ..devices.allocator import rounded
 from ..units import Budget, parse_budget
 from .chunk import Chunk
 from .first import FirstRun
 from .kernel_graph import may_capture
 from .outputs import Last, Outputs, Summed
-from .plan import ScanPlan, graph_runs, make_graph_plan, make_scan_plan
+from .planned_scan import ScanPlan, graph_runs, make_graph_plan, make_scan_plan
 from .sequence import CellSequence
 from .sizes import Sizes, Weighing
 

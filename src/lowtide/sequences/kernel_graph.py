@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from .._torch import private
-from ..replay import generator_of
+from ..torch_state.random_state import generator_of
 
 __all__ = ["Replay", "captured", "may_capture", "warm"]
 

@@ -22,7 +22,7 @@ from .function import apply
 from .kernel_graph import may_capture
 from .loop import Loop
 from .outputs import Blocks
-from .plan import ScanPlan
+from .planned_scan import ScanPlan
 from .sizes import Known, Sizes
 from .surroundings import Surroundings, devices_of
 from .ways import Way, ways_of

@@ -18,7 +18,7 @@ from weakref import ref
 
 import torch
 
-from .._torch import private
+from .._torch import held, private, storage_key
 from ..errors import LowtideError
 
 __all__ = ["Purity", "changed_in_place"]
@@ -32,7 +32,7 @@ class Purity:
     """Watches a cell: `named` is what can be reached from it, `given` its first carry and its inputs."""
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]], given: Iterable[Any]) -> None:
-        self.named = [(name, tensor, tensor._version) for name, tensor in named]
+        self.named = [(name, tensor, held(tensor, "version")) for name, tensor in named]
         self.given = {key for leaf in given for key in _storages([leaf])}
         self.reached = {key: name for name, tensor, _ in self.named for key in _storages([tensor])}
         self.made: dict[int, ref[torch.Tensor]] = {}
@@ -103,7 +103,7 @@ class Purity:
             )
 
     def changed(self) -> Iterator[str]:
-        return (name for name, tensor, version in self.named if tensor._version != version)
+        return (name for name, tensor, version in self.named if held(tensor, "version") != version)
 
 
 def changed_in_place() -> LowtideError:
@@ -137,4 +137,4 @@ def _written(name: str, args: Any, kwargs: dict[str, Any]) -> list[Any]:
 def _storages(leaves: Iterable[Any]) -> Iterator[int]:
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
-            yield leaf.untyped_storage()._cdata
+            yield storage_key(leaf)

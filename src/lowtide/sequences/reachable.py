@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._torch import held
+
 __all__ = ["modes_of", "reachable"]
 
 
@@ -49,7 +51,7 @@ def _parts(thing: Any) -> Iterable[tuple[str, Any]]:
         return _numbered(thing)
     if isinstance(thing, dict):
         return [(str(key), part) for key, part in thing.items()]
-    compiled = getattr(thing, "_torchdynamo_orig_callable", None)
+    compiled = held(thing, "compiled_from", None)
     if compiled is not None:
         return [("", compiled)]
     owner = getattr(thing, "__self__", None)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
-from .._torch import private
-from ..autocast import State, switched_to
+from .._torch import held, private
+from ..torch_state.autocast_state import State, switched_to
 from .purity import changed_in_place
 from .sequence import Cut, Piece, Sequence, detached, differentiable
 
@@ -170,4 +170,4 @@ def is_whole(leaf: torch.Tensor) -> bool:
 
 def versions(leaves: Iterable[Any]) -> list[int]:
     """How often each tensor was changed in place."""
-    return [leaf._version for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return [held(leaf, "version") for leaf in leaves if isinstance(leaf, torch.Tensor)]

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from .._torch import outside_dynamo
+from .._torch import held, outside_dynamo
 from ..errors import LowtideError
 from ..units import Budget, parse_budget
 from .batch import Batch, is_sound, packed
 from .passage import Passage
-from .plan import ScanPlan, check_chunk, check_graphs, check_one_given
+from .planned_scan import ScanPlan, check_chunk, check_graphs, check_one_given
 
 __all__ = ["Recurrent"]
 
@@ -107,7 +107,9 @@ class Recurrent(nn.Module):
         parameters = list(self.parameters())
         if not is_sound(self.wrapped, x, hx, parameters[0].dtype):
             return False
-        if any(hooks for hooks in (self.wrapped._forward_hooks, self.wrapped._forward_pre_hooks)):
+        if any(
+            hooks for hooks in (held(self.wrapped, "forward_hooks"), held(self.wrapped, "forward_pre_hooks"))
+        ):
             raise LowtideError(
                 "the wrapped module has forward hooks, which would not be called for its blocks; put them on "
                 "the Recurrent instead"
@@ -119,9 +121,9 @@ class Recurrent(nn.Module):
     def _plainly(self, x: Any, hx: Any) -> tuple[Any, Any]:
         """The wrapped module's own forward."""
         module = self.wrapped
-        for number, name in enumerate(module._flat_weights_names):
+        for number, name in enumerate(held(module, "flat_weights_names")):
             if not hasattr(module, name):  # it was parametrized on the wrapper, so the module cannot see it
-                module._flat_weights[number] = getattr(self, name)
+                held(module, "flat_weights")[number] = getattr(self, name)
         result: tuple[Any, Any] = module(x, hx)
         return result
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from ..measure import generated_code_tells, live_storages, storage_key
+from .._torch import storage_key
+from ..measuring.tracker import generated_code_tells, live_storages
 
 __all__ = ["Known", "Sizes", "Weighing"]
 

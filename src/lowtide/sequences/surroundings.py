@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..autocast import State, present_state
-from ..replay import keep_state, look_at_state, put_state, state_size, take_state
+from ..torch_state.autocast_state import State, present_state
+from ..torch_state.random_state import keep_state, look_at_state, put_state, state_size, take_state
 
 __all__ = ["RandomState", "Surroundings", "devices_of"]
 

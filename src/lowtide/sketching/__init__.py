@@ -1,6 +1,11 @@
-"""Linear layers that keep a sketch of their input."""
+"""Linear layers that keep a sketch of their input (Bershatsky et al. 2022).
 
-from .noise import LayerNoise, Noise, noise
-from .sketch import sketch, unsketch
+In: a model, or a captured step with marks of its sketched layers.
+Out: the model with those layers; the step with as few sketches as its budget needs.
+Imports: capture/, plans/, solve/, measuring/, console/.
+"""
+
+from .noise_found import LayerNoise, Noise, noise
+from .sketched_model import sketch, unsketch
 
 __all__ = ["LayerNoise", "Noise", "noise", "sketch", "unsketch"]

@@ -7,17 +7,17 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ..capture.fx_nodes import storage_of, tensors_of
 from ..errors import BudgetTooSmall
-from ..nodes import storage_of, tensors_of
-from ..simulate import simulate
-from ..solve.keep_all import keep_all
+from ..plans.keep_all import keep_all
+from ..plans.simulator import simulate
 from ..units import format_bytes
 from .decide import Draft, decide
 from .marks import Mark, of_layers, ranked
 from .replace import MarkedStep
 
 if TYPE_CHECKING:
-    from ..capture import Piece
+    from ..pipeline.pipeline import Piece
 
 __all__ = ["Sketches", "choose"]
 

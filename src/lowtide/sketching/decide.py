@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, TypeVar
 
-from ..graph import Graph
+from ..plans.graph import Graph
 from ..solve.quick import quick, smallest
 from ..solve.search.ladder import Rung
 

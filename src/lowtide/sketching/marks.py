@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import fx
 
-from ..lift import module_path
-from ..nodes import depends_on, storage_of, tensors_of
+from ..capture.fx_nodes import depends_on, storage_of, tensors_of
+from ..capture.lift import module_path
 from .gradient_rows import Mask, Part, gradient_rows, part_of
 from .kinds import KINDS
 from .layers import shown

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._torch import held
 from ..errors import LowtideError
 from .scope import Scope
 
@@ -41,10 +42,10 @@ def watch(model: nn.Module, scope: Scope, rows: Rows) -> None:
 
 def leave(module: nn.Module) -> None:
     """Take the hooks of `watch` off a module."""
-    for hooks, kind in ((module._forward_pre_hooks, _Enter), (module._forward_hooks, _Leave)):
+    for hooks, kind in ((held(module, "forward_pre_hooks"), _Enter), (held(module, "forward_hooks"), _Leave)):
         for key in [key for key, hook in hooks.items() if isinstance(hook, kind)]:
             del hooks[key]
-            module._forward_pre_hooks_with_kwargs.pop(key, None)
+            held(module, "pre_hooks_with_kwargs").pop(key, None)
 
 
 class _Enter:

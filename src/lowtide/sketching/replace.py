@@ -16,8 +16,8 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .._torch import private
-from ..nodes import is_item, tensors_of
-from ..rewrite import drop_idle_views, look_anew
+from ..capture.fx_nodes import is_item, tensors_of
+from ..capture.rewrites.common import drop_idle_views, look_anew
 from .gradient_rows import Part
 from .marker import COMPRESS, PLAIN, WEIGHT_GRADIENT
 from .marks import Mark, find_marks

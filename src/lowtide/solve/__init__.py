@@ -1,9 +1,13 @@
-"""Solvers: `(Graph, budget) -> Schedule`, one file or folder per method. No torch in here.
+"""Solvers: `(Graph, budget) -> Schedule`, one file or folder per method.
 
 A method returns the best schedule it found under the budget; where it found none it returns the one with
 the smallest peak, and the caller turns that into an error that says what is possible. A budget of 0 therefore
 asks for the smallest peak. The folders `sequence`, `chain`, `lower_sets` and `rotor` also hold their papers'
 algorithms on plain numbers; `bound` proves how far from the optimum a plan can be.
+
+In: a `Graph` with prices, and a budget in bytes.
+Out: a `Schedule`; `bound` gives seconds.
+Imports: plans/. No torch.
 
 >>> import lowtide
 >>> lowtide.solve.sequence.forward_count(1000, 50)  # runs of a step, for 1000 of them and 50 slots
@@ -18,11 +22,11 @@ from collections.abc import Callable
 from functools import partial
 
 from ..errors import LowtideError
-from ..graph import Graph
-from ..schedule import Schedule
+from ..plans.graph import Graph
+from ..plans.keep_all import keep_all
+from ..plans.schedule import Schedule
 from . import bound, chain, exact, lower_sets, rotor, sequence
 from .auto import auto
-from .keep_all import keep_all
 from .sqrt_segments import sqrt_segments
 
 __all__ = [

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..graph import Graph
-from ..schedule import Schedule
-from ..simulate import simulate
-from .keep_all import keep_all
+from ..plans.graph import Graph
+from ..plans.keep_all import keep_all
+from ..plans.schedule import Schedule
+from ..plans.simulator import simulate
 from .search.ladder import Ladder
 from .search.search import Search
 from .search.tape import Facts

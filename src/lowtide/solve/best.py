@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..graph import Graph
-from ..schedule import Schedule
-from ..simulate import Timeline, simulate
-from .order import with_drops
+from ..plans.graph import Graph
+from ..plans.order import with_drops
+from ..plans.schedule import Schedule
+from ..plans.simulator import Timeline, simulate
 
 __all__ = ["best_schedule", "rank"]
 

@@ -7,7 +7,7 @@ are there to compare graphs with each other, of which one is then planned in ful
 
 from __future__ import annotations
 
-from ..graph import Graph
+from ..plans.graph import Graph
 from .search.ladder import Rung
 from .search.search import EXPONENTS, Search
 

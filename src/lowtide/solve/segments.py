@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..graph import Graph
+from ..plans.graph import Graph
 
 __all__ = ["backward_with_segments"]
 

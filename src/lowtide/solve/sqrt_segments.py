@@ -21,10 +21,10 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import sqrt
 
-from ..graph import Graph
-from ..schedule import Schedule
+from ..plans.graph import Graph
+from ..plans.order import first_order
+from ..plans.schedule import Schedule
 from .best import best_schedule
-from .order import first_order
 from .segments import backward_with_segments
 from .stages import crossing_bytes
 

@@ -23,8 +23,8 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Literal, TypeAlias
 
-from ..graph import Graph
-from .order import first_order, without_waste
+from ..plans.graph import Graph
+from ..plans.order import first_order, without_waste
 
 __all__ = ["Action", "Stages", "crossing_bytes", "find_stages", "stages_at"]
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...graph import Graph
-from ..order import first_order, just_in_time, without_waste
+from ...plans.graph import Graph
+from ...plans.order import first_order, just_in_time, without_waste
 from .method import Choice
 from .mincut import Cut
 from .moments import Step, moments

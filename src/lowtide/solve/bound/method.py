@@ -38,7 +38,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ...graph import Graph
+from ...plans.graph import Graph
 from .mincut import SINK, SOURCE, Cut, Network
 from .moments import UNITS, Moment, Step, moments
 

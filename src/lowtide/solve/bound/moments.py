@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import fsum
 
-from ...graph import Graph, Op
-from ...schedule import Run
-from ...simulate import simulate
-from ..keep_all import keep_all
-from ..order import first_order
+from ...plans.graph import Graph, Op
+from ...plans.keep_all import keep_all
+from ...plans.order import first_order
+from ...plans.schedule import Run
+from ...plans.simulator import simulate
 
 __all__ = ["Moment", "Step", "moments"]
 

@@ -34,12 +34,12 @@ from numbers import Integral
 from typing import Literal, TypeAlias
 
 from ...errors import BudgetTooSmall, LowtideError
-from ...graph import Graph
-from ...schedule import Schedule
-from ...simulate import simulate
+from ...plans.graph import Graph
+from ...plans.keep_all import keep_all
+from ...plans.order import first_order
+from ...plans.schedule import Schedule
+from ...plans.simulator import simulate
 from ..best import best_schedule
-from ..keep_all import keep_all
-from ..order import first_order
 from ..stages import find_stages
 from .laws import Measured, Model, find_law, refuse_unless_monotone
 from .measures import kept_cuts, segment_actions

@@ -29,12 +29,12 @@ from typing import Any
 import numpy as np
 
 from ...errors import LowtideError
-from ...graph import Graph
-from ...schedule import Run, Schedule
-from ...simulate import simulate
+from ...plans.graph import Graph
+from ...plans.order import first_order, with_drops
+from ...plans.schedule import Run, Schedule
+from ...plans.simulator import simulate
 from ..auto import auto
 from ..bound.method import lower_bound
-from ..order import first_order, with_drops
 from .model import Row, Stages, too_large
 
 __all__ = ["Exact", "exact", "solve_exact"]

@@ -32,9 +32,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...graph import Graph, Op
-from ...schedule import Run, Schedule
-from ..order import first_order
+from ...plans.graph import Graph, Op
+from ...plans.order import first_order
+from ...plans.schedule import Run, Schedule
 
 __all__ = ["Row", "Stages", "Terms", "too_large"]
 

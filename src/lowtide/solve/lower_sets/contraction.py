@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...graph import Graph
+from ...plans.graph import Graph
 from .family import ForwardDag
 
 __all__ = ["Contraction", "contract"]

@@ -38,12 +38,12 @@ from dataclasses import replace
 from typing import Literal
 
 from ...errors import LowtideError
-from ...graph import Graph
-from ...schedule import Schedule
-from ...simulate import simulate
+from ...plans.graph import Graph
+from ...plans.keep_all import keep_all
+from ...plans.order import first_order, with_drops
+from ...plans.schedule import Schedule
+from ...plans.simulator import simulate
 from ..best import rank
-from ..keep_all import keep_all
-from ..order import first_order, with_drops
 from ..segments import backward_with_segments
 from .contraction import Contraction, contract
 from .family import TooManyLowerSets, all_lower_sets, ancestor_closures, members

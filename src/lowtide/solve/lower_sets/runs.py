@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...graph import Graph
+from ...plans.graph import Graph
 from .contraction import Contraction
 from .family import boundary, members
 

@@ -23,8 +23,8 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from ...graph import Graph
-from ..order import first_order, without_waste
+from ...plans.graph import Graph
+from ...plans.order import first_order, without_waste
 from ..stages import Stages, crossing_bytes
 from .chain import Action, Stage
 from .ways import Block, Places, Way

@@ -23,12 +23,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ...graph import Graph
-from ...schedule import Schedule
-from ...simulate import Timeline, simulate
+from ...plans.graph import Graph
+from ...plans.keep_all import keep_all
+from ...plans.order import first_order, with_drops
+from ...plans.schedule import Schedule
+from ...plans.simulator import Timeline, simulate
 from ..best import rank
-from ..keep_all import keep_all
-from ..order import first_order, with_drops
 from ..stages import stages_at
 from .blocks import Blocks, choose_cuts
 from .table import ChainTable

@@ -23,7 +23,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from math import fsum
 
-from ...graph import Op
+from ...plans.graph import Op
 from ..stages import Stages
 from .chain import Option
 

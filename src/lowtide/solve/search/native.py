@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...cache import cache_folder
+from ...cache_folder import cache_folder
 from .tape import Facts
 
 __all__ = ["NativeTape", "library"]

@@ -19,8 +19,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from ...graph import Graph, Op
-from ..order import first_order
+from ...plans.graph import Graph, Op
+from ...plans.order import first_order
 
 __all__ = ["first_orders"]
 

@@ -34,7 +34,7 @@ from random import Random
 
 import numpy as np
 
-from ...graph import Graph
+from ...plans.graph import Graph
 from .greedy import PlainTape
 from .ladder import Ladder, Rung
 from .native import NativeTape, library

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from ...graph import Graph
+from ...plans.graph import Graph
 from ..bound.cut_orders import cut_orders
 from ..chain.method import chain_orders
 from ..rotor.method import rotor_orders

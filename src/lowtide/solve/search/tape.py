@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...graph import Graph
-from ...schedule import Schedule
-from ..order import with_drops
+from ...plans.graph import Graph
+from ...plans.order import with_drops
+from ...plans.schedule import Schedule
 
 if TYPE_CHECKING:
     from .native import NativeFacts

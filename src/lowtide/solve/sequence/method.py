@@ -26,11 +26,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...graph import Graph
-from ...schedule import Schedule
-from ...simulate import simulate
-from ..keep_all import keep_all
-from ..order import first_order, with_drops
+from ...plans.graph import Graph
+from ...plans.keep_all import keep_all
+from ...plans.order import first_order, with_drops
+from ...plans.schedule import Schedule
+from ...plans.simulator import simulate
 from ..stages import find_stages
 from .steps import Order, all_steps
 from .table import Keep, read_problem

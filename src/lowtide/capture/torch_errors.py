@@ -1,0 +1,127 @@
+"""What torch's compiler raises, as users should see it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from .._torch import met_in_capture, private
+from ..console.user_frames import own_lines, place, with_lines
+from ..errors import CaptureError, GraphBreak, LowtideError
+
+__all__ = ["CAPPED_INSIDE", "clear_errors", "users_error"]
+
+CAPPED_INSIDE = "a model that is capped already cannot be captured again"
+"""What torch is given as the reason not to trace a capped call."""
+
+
+@contextmanager
+def clear_errors() -> Iterator[None]:
+    """Show Lowtide's own errors as they are, torch's graph breaks as the user's line, the rest in short."""
+    try:
+        yield
+    except private("BackendCompilerFailed") as error:
+        inner = error.inner_exception
+        if isinstance(inner, LowtideError):
+            raise inner.with_traceback(None) from None
+        if type(inner).__name__ == "Captured":
+            raise
+        raise CaptureError(_describe_failure(inner)) from error
+    except private("RecompileLimit") as error:
+        raise CaptureError(
+            "the step was captured again too often for the same shapes: something it reads changes at every "
+            f"call (a Python number or flag, say). torch says: {_first_line(error)}"
+        ) from error
+    except private("DynamoError") as error:
+        found = GraphBreak(_describe_break(error))
+        signs = any(sign in str(error) for sign in _SIGNS_OF_USERS_ERRORS)
+        found.for_good = _without_fake(error) is not None
+        found.may_be_users = signs and not found.for_good
+        raise found from error
+    except Exception as error:
+        if isinstance(error, LowtideError) or not met_in_capture(error):
+            raise
+        failed = CaptureError(_describe_failure(error))
+        failed.may_be_users = True
+        raise failed from error
+
+
+def _without_fake(error: Any) -> str | None:
+    """The operator that has a kernel and no fake one, where torch stopped at such; None elsewhere."""
+    told = r"(?:no fake impl registered for (?:<CustomOpDef\()?|unsupported operator: )([\w:.]+)"
+    found = re.search(told, str(error))
+    return None if found is None else found[1]
+
+
+_SIGNS_OF_USERS_ERRORS = ("Observed exception", "when making fake tensor call", "failed to bind arguments")
+
+
+def users_error(found: CaptureError) -> CaptureError:
+    """What the step itself seems to raise, where torch says it behind what it says of its capture."""
+    cause = found.__cause__
+    said = _users_words(cause)
+    if said is None:
+        return found
+    lines = own_lines(getattr(cause, "real_stack", None) or ())
+    told = f"the step itself seems to raise an error: {said}{place(lines)}"
+    return with_lines(CaptureError(told), lines)
+
+
+def _users_words(cause: BaseException | None) -> str | None:
+    """The user's error as a call, as in ValueError('an odd one'); None where torch does not tell it."""
+    if not isinstance(cause, private("DynamoError")):
+        return f"{type(cause).__name__}({_first_line(cause)!r})"
+    said = re.search(r"(?:got|raised exception) (\w+\(.*\))", str(cause))
+    if said is None:
+        said = re.search(r"debug context: (\w+Error) <.*?>: (.*)", str(cause))
+        return None if said is None else f"{said[1]}({said[2].replace('immutable_', '')!r})"
+    return re.sub(r"\[ConstantVariable\(\w+: (.*?)\)\]", r"\1", said[1])  # as torch 2.11 shows a value
+
+
+def _describe_failure(error: Any) -> str:
+    return f"torch could not capture the step and its backward: {type(error).__name__}: {_first_line(error)}"
+
+
+def _describe_break(error: Any) -> str:
+    stack = list(getattr(error, "real_stack", None) or ())
+    shown = (own_lines(stack) or stack)[-1:]  # a model may be made of torch's modules alone
+    where = "".join(f"{line.filename}:{line.lineno}: {line.line}" for line in shown) or "an unknown line"
+    if CAPPED_INSIDE in str(error):
+        return f"{CAPPED_INSIDE} ({where}): a step has one budget. lowtide.uncap one of the two"
+    if operator := _without_fake(error):
+        return (
+            f"the step is not one graph: torch cannot capture {where} ({operator} is an operator without a "
+            "fake implementation, which tells the shape of its result without running it). Give it one with "
+            "torch.library.register_fake, or move that line out of the captured call."
+        )
+    return (
+        f"the step is not one graph: torch cannot capture {where} ({_reason(error)}). "
+        "A byte cap needs the whole step. Move that line out of the captured call, or cap the model with "
+        "lowtide.cap(..., allow_breaks=True), which plans the pieces one by one."
+    )
+
+
+def _reason(error: Any) -> str:
+    """Why torch stopped, where its first line is advice for its own developers, in words."""
+    said = _first_line(error)
+    if "data-dependent" in said and "batchnorm.py" in str(error):
+        return "BatchNorm with momentum=None counts its batches outside of the graph; give it a momentum"
+    if "backwards hooks" in said:
+        return "a backward hook of a module; torch captures hooks of tensors and parameters, not this one"
+    if "data-dependent" in said:
+        return "data-dependent branching: a plan is made before the values of tensors are known"
+    if "functorch" in said:
+        return "a transform of torch.func around it; lowtide.uncap the model, or cap the whole function"
+    if "use_numpy_random_stream" in said:
+        return "random numbers of NumPy; draw them with torch, or pass them to the step"
+    if "convert args/kwargs to proxy" in said and "Generator" in str(error):
+        return "a random generator as an argument; draw from torch's default one, or pass the numbers"
+    if "RNN, GRU, or LSTM" in said:
+        return f"{said}; lowtide.Recurrent caps such a layer"
+    return said
+
+
+def _first_line(error: Any) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

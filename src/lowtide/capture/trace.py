@@ -1,0 +1,202 @@
+"""A trace: the joint forward-and-backward graph of a step as torch captured it, made ready to be lifted.
+
+AOTAutograd hands over a functional `torch.fx` graph whose placeholders are primals (parameters, buffers,
+inputs) and tangents (gradients of the outputs), and whose results are the forward's outputs followed by one
+gradient per primal. These rewrites make it fit to be planned and to run as eager does, and as fast:
+
+- `cast_once`, `cast_inside`: what autocast does in eager and not in a trace;
+- `in_order_of_memory`: random numbers are drawn along the strides that eager draws along;
+- `fuse_batch_norm`: the functional BatchNorm becomes the fused one of eager, statistics updated in place;
+- `keep_mutated_inputs`: what the backward reads of an input that the forward overwrites is cloned first;
+- `drop_idle_views`: views that change nothing, which autograd leaves behind, are skipped;
+- `conjugate_numbers`: the conjugate of a complex Python number is a number, not a tensor of its own;
+- `materialise_zeros`: zeros without memory, of forward-mode derivatives, are made where an op needs them;
+- `drop_copies`: a write into a part of a tensor reads its source directly, without a copy in between;
+- `stack_selected`: the gradient of an unpacked tensor is stacked, as in eager, not summed from padded parts;
+- `prune_tangents`: gradients that are known not to come are taken out, as eager autograd would;
+- `settle`: fake tensors get the strides that kernels really return, where these are known;
+- dead nodes are removed, except those that draw random numbers.
+
+For a step that is going to be compiled others stand in the place of those that are eager's: `pad_once`,
+`join_sums` for the gradients of what several concatenations read, and `turn_once` where the compiler is going
+to hold images with their channels last.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..torch_state.autocast_state import State
+from .fx_nodes import depends_on, mark_backward, mutations
+from .rewrites import accumulate, batchnorm, dropout
+from .rewrites.autocast import cast_inside, cast_once
+from .rewrites.channels_last_inputs import turn_once
+from .rewrites.common import (
+    conjugate_numbers,
+    drop_copies,
+    drop_idle_views,
+    keep_mutated_inputs,
+    look_through_views,
+    materialise_zeros,
+    prune_tangents,
+    remove_dead,
+    separate_tangents,
+    stack_selected,
+)
+from .rewrites.gradient_layout import lay_out
+from .rewrites.padding import pad_once
+from .rewrites.random_draws import in_order_of_memory, is_drawn_in_backward
+from .rewrites.real_strides import Look, settle
+from .rewrites.slice_sums import join_sums
+
+__all__ = ["Trace", "device_of", "make_trace"]
+
+
+@dataclass
+class Trace:
+    """The joint graph of one step.
+
+    `roles` gives for each primal what it is (`parameter`, `buffer`, `input`); `expected` are the tangents
+    that the plan counts on.
+    """
+
+    module: fx.GraphModule
+    primals: list[fx.Node]
+    tangents: list[fx.Node]
+    outputs: list[Any]
+    gradients: list[Any]
+    roles: list[str]
+    expected: list[fx.Node]
+    device: torch.device
+    mutated: set[fx.Node] = field(default_factory=set)
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The fx graph itself."""
+        return self.module.graph
+
+    def backward_nodes(self) -> set[fx.Node]:
+        """Nodes that depend on a tangent, or on a random number that is drawn in the backward."""
+        return depends_on(self.graph, [*self.tangents, *filter(is_drawn_in_backward, self.graph.nodes)])
+
+
+def make_trace(
+    joint: fx.GraphModule,
+    *,
+    forward_outputs: int,
+    roles: Sequence[str],
+    differentiate: str,
+    accumulating: frozenset[int] = frozenset(),
+    leaves: frozenset[int] = frozenset(),
+    weights: frozenset[int] = frozenset(),
+    backward_autocast: State = (),
+    compiled: bool = False,
+    turned: bool = False,
+    look: Look | None = None,
+) -> Trace:
+    """The trace of AOTAutograd's joint graph, rewritten in place.
+
+    A step that is going to be compiled keeps its ops as the compiler's decompositions left them. `turned`: it
+    will hold images with their channels last.
+
+    `leaves` are the indices of primals whose gradient autograd keeps in `.grad`, `accumulating` those of them
+    that have a gradient already, which this one is added to. `weights` are those that eager casts once under
+    autocast, `backward_autocast` is the state that the backward was traced in. `look` tells what kernels
+    really return.
+    """
+    mark_backward(joint.graph)
+    for node in joint.graph.nodes:  # what a function keeps on its `ctx` would not be freed when dropped
+        node.meta.pop("saved_tensor_with_no_vc_check", None)
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    tangents = [node for node in placeholders if "tangents" in node.name]
+    primals = [node for node in placeholders if "tangents" not in node.name]
+    tokens = len(primals) - len(roles)  # torch puts one in front for each kind of effect
+    if tokens < 0:  # it merged inputs, so what is known of each does not apply
+        roles, tokens = [], len(primals)
+        leaves = accumulating = weights = frozenset()
+    roles = [*("input" for _ in primals[:tokens]), *roles]
+    separate_tangents(tangents)
+    expected = _expected(tangents, differentiate)
+    device = device_of(joint.graph)
+    if compiled:
+        pad_once(joint.graph)
+        look_through_views(joint.graph)
+        join_sums(joint.graph)
+    else:
+        cast_once(joint.graph, primals[tokens:], _results(joint.graph)[forward_outputs:], weights)
+        cast_inside(joint.graph, tangents, backward_autocast)
+        in_order_of_memory(joint.graph)
+        batchnorm.fuse(joint.graph)
+        dropout.as_in_eager(joint.graph)
+    keep_mutated_inputs(joint.graph, primals, tangents)
+    drop_idle_views(joint.graph)
+    if not compiled:
+        conjugate_numbers(joint.graph)
+        materialise_zeros(joint.graph)
+        drop_copies(joint.graph)
+        stack_selected(joint.graph)
+    unexpected = [node for node in tangents if node not in expected]
+    prune_tangents(joint.graph, unexpected, tangents)
+    remove_dead(joint.graph, compiled=compiled)
+    if turned:
+        turn_once(joint.graph, primals)
+    if look is not None:
+        settle(joint.graph, look)
+        remove_dead(joint.graph, compiled=compiled)
+    results = _results(joint.graph)
+    outputs, gradients = results[:forward_outputs], results[forward_outputs:]
+    if not compiled:
+        gradients = _accumulated(joint.graph, primals[tokens:], gradients, accumulating)
+        gradients = lay_out(joint.graph, primals[tokens:], gradients, leaves)
+    return Trace(
+        module=joint,
+        primals=primals,
+        tangents=tangents,
+        outputs=outputs,
+        gradients=gradients,
+        roles=roles,
+        expected=expected,
+        device=device,
+        mutated={node.args[0] for node in mutations(joint.graph)},  # type: ignore[misc]
+    )
+
+
+def _expected(tangents: list[fx.Node], differentiate: str) -> list[fx.Node]:
+    """With "auto", a step with a scalar output is trained on its scalars alone: that is a loss."""
+    scalars = [node for node in tangents if node.meta["val"].numel() == 1]
+    return scalars if scalars and differentiate == "auto" else tangents
+
+
+def device_of(graph: fx.Graph) -> torch.device:
+    """The device that a step is planned on: the one of its inputs, an accelerator if there is one."""
+    values = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
+    devices = {value.device for value in values if isinstance(value, torch.Tensor)}
+    accelerators = sorted((device for device in devices if device.type != "cpu"), key=str)
+    return accelerators[0] if accelerators else torch.device("cpu")
+
+
+def _accumulated(
+    graph: fx.Graph, primals: list[fx.Node], gradients: list[Any], accumulating: frozenset[int]
+) -> list[Any]:
+    """The gradients, those of the given primals replaced by what is left after adding them."""
+    uses = Counter(gradient for gradient in gradients if isinstance(gradient, fx.Node))
+    alone = [index for index in sorted(accumulating) if uses[gradients[index]] == 1]
+    added = accumulate.insert(graph, [(primals[index], gradients[index]) for index in alone])
+    return [added.get(gradient, gradient) for gradient in gradients]
+
+
+def _results(graph: fx.Graph) -> list[Any]:
+    (output,) = graph.find_nodes(op="output")
+    return _flat(output.args[0])
+
+
+def _flat(results: Any) -> list[Any]:
+    if isinstance(results, list | tuple):
+        return [item for part in results for item in _flat(part)]
+    return [results]

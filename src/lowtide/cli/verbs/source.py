@@ -1,0 +1,56 @@
+"""What a verb works on: a graph file, or the training step of a user's own function, captured."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...console.progress import waiting
+from ...entry.user_step import capture_step, found_step, make_step, names_a_step
+from ...errors import LowtideError
+from ...planner.capped_plan import plan_of_graph, plan_of_step
+from ...plans.graph import Graph
+from ...plans.keep_all import keep_all
+from ...plans.planned_step import Plan, make_plan
+from ...units import Budget
+from .files import read_graph
+
+__all__ = ["Source", "capture", "source_of"]
+
+OF_A_STEP = ("device", "executor", "optimizer", "batch_size")
+
+
+@dataclass(frozen=True)
+class Source:
+    """The plan that keeps everything, and how to make one under a budget."""
+
+    vanilla: Plan
+    under: Callable[[Budget, str], Plan]
+
+
+def source_of(chosen: argparse.Namespace, read: Callable[[str], Graph | Plan] = read_graph) -> Source:
+    """The source that was named: a file, or a step."""
+    if not names_a_step(chosen.source):
+        return _of_file(chosen, read)
+    vanilla = capture(chosen.source, chosen)
+    return Source(vanilla, lambda asked, method: plan_of_step(vanilla, asked, method, chosen.device))
+
+
+def _of_file(chosen: argparse.Namespace, read: Callable[[str], Graph | Plan]) -> Source:
+    for name in OF_A_STEP:
+        if getattr(chosen, name) is not None:
+            raise LowtideError(
+                f"--{name.replace('_', '-')} is for a step, as in model.py:make_step; the graph in "
+                f"{chosen.source} is captured already"
+            )
+    found = read(chosen.source)
+    plan = found if isinstance(found, Plan) else make_plan(found, keep_all(found), method="keep_all")
+    return Source(plan, lambda asked, method: plan_of_graph(plan.graph, asked, method, plan.notes))
+
+
+def capture(named: str, chosen: argparse.Namespace) -> Plan:
+    """The plan that keeps everything of the step of that name."""
+    with waiting(f"capturing {named}"), found_step(named) as function:
+        step = make_step(function, chosen.batch_size)
+        return capture_step(step, device=chosen.device, executor=chosen.executor, optimizer=chosen.optimizer)

@@ -1,0 +1,66 @@
+"""`lowtide verify`: the step run with and without a cap, compared bit by bit."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from ...console.progress import waiting
+from ...entry.user_step import Step, capture_step, found_step, make_step, users_code
+from ...errors import LowtideError
+from ...evidence.verification import Verification, verify
+from ...measuring.trial import modules_of
+from ...planner.frontiers import size_of
+from ...plans import json_format
+from ...units import parse_budget
+from . import Answer
+
+__all__ = ["run"]
+
+
+def run(chosen: argparse.Namespace) -> Answer:
+    """Verify the step; the answer holds if everything was equal and the peak was kept."""
+    with waiting(f"verifying {chosen.step}"), found_step(chosen.step) as function:
+        step = make_step(function, chosen.batch_size)
+        _check_runs(step)
+        options = {"method": chosen.method} | ({"executor": chosen.executor} if chosen.executor else {})
+        budget = _budget(step, chosen)
+        with users_code("the step could not be run"):
+            found = verify(step.model, *step.batch, budget=budget, kwargs=step.kwargs, **options)
+    return Answer(json_format.dump(_plain(found)) if chosen.json else str(found), found.ok)
+
+
+def _check_runs(step: Step) -> None:
+    tensors = [tensor for _, module in modules_of(step.model) for tensor in module.parameters()]
+    if any(tensor.is_meta for tensor in tensors):
+        raise LowtideError(
+            "verify runs the step, but its model is on the meta device; make it on a device that is here, "
+            "or use `lowtide plan`, which runs nothing"
+        )
+
+
+def _budget(step: Step, chosen: argparse.Namespace) -> int | str:
+    """The budget, where a share is of the uncapped peak as in the other verbs, whatever the device has."""
+    asked = parse_budget(chosen.budget)
+    if asked.share is None:
+        return str(chosen.budget)
+    return size_of(asked, capture_step(step, executor=chosen.executor).peak)
+
+
+def _plain(found: Verification) -> dict[str, Any]:
+    return {
+        "lowtide": "verification",
+        "version": 1,
+        "ok": found.ok,
+        "budget": found.plan.budget,
+        "predicted": found.predicted,
+        "measured": found.measured,
+        "uncapped": found.uncapped._asdict(),
+        "capped": found.capped._asdict(),
+        "compared": found.compared,
+        "different": list(found.different),
+        "different_uncapped": list(found.different_uncapped),
+        "unstable": list(found.unstable),
+        "far": list(found.far),
+        "compiled": found.compiled,
+    }

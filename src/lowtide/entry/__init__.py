@@ -1,0 +1,6 @@
+"""The doors: `cap`, `plan`, the backend of torch.compile, and the steps that files name.
+
+In: a user's model, batch and options.
+Out: the model capped, or the plan.
+Imports: pipeline/ and what it stands on.
+"""

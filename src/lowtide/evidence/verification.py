@@ -1,0 +1,273 @@
+"""Proof on the user's own model: the step with and without a cap, compared bit by bit.
+
+Two capped steps are run on the model as it is handed over, and then two plain ones, each from the same
+parameters, buffers, batch and random state; outputs, every gradient, every buffer, parameters that the step
+itself writes to and the random state afterwards are compared as bits, first step with first and second with
+second, and the measured peak of the second with the predicted one. What the first call installs (hooks,
+caches) is taken away in between. A
+compiled step rounds differently from plain PyTorch, and draws other random numbers: it is compared with the
+same executor keeping everything, to half of the digits of each dtype. Where the plan chose which layers keep
+a sketch, the others keep none in the runs to compare with. Where it keeps some rows of an input, weight
+gradients are compared to half of their digits. Afterwards the model, its gradients and the random
+state are as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..console.log import silence
+from ..entry.api import cap, plan_of, uncap
+from ..entry.in_place import capped_of
+from ..entry.whole_steps import refuse_lazy
+from ..errors import LowtideError, NothingToTrain
+from ..measuring.measurement import Measurement
+from ..measuring.trial import Steps, Trial, modules_of
+from ..pipeline.optimizer_steps import present_state
+from ..plans.planned_step import Plan
+from ..sketching.planned import as_planned, weights_of
+from ..units import Budget, format_bytes, format_seconds
+
+__all__ = ["Verification", "verify"]
+
+AGAIN = 2
+"""Plain runs that are compared with the first one where a capped step differs: is the step itself stable?"""
+
+LISTED = 10
+"""The most tensors that are listed by name where they differ."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` found; prints as a table. `ok` when all is equal and the measured peak was kept.
+
+    `different` are the tensors that differ from plain PyTorch, `different_uncapped` those that differ from
+    the same captured step keeping everything, `unstable` those in which plain PyTorch differs from itself,
+    `far` those that differ from plain PyTorch by more than rounding, `only_first` those that differ in
+    the first step, which plans, and not in the second.
+    Of a `compiled` step both are those that differ from the same executor keeping everything.
+
+    >>> import lowtide, torch
+    >>> found = lowtide.verify(torch.nn.Linear(4, 4), torch.ones(2, 4), budget="min")
+    >>> found.ok, found.predicted == found.measured
+    (True, True)
+    """
+
+    plan: Plan
+    uncapped: Measurement
+    capped: Measurement
+    compared: dict[str, int]
+    different: tuple[str, ...]
+    different_uncapped: tuple[str, ...] = ()
+    unstable: tuple[str, ...] = ()
+    compiled: bool = False
+    far: tuple[str, ...] = ()
+    only_first: tuple[str, ...] = ()
+
+    @property
+    def equal(self) -> bool:
+        """Whether every compared tensor is that of plain PyTorch, bit for bit (compiled: to rounding)."""
+        return not self.different
+
+    @property
+    def exact(self) -> bool:
+        """Whether every compared tensor is that of the same captured step keeping everything."""
+        return not self.different_uncapped
+
+    @property
+    def predicted(self) -> int:
+        """The predicted peak in bytes."""
+        return self.plan.peak
+
+    @property
+    def measured(self) -> int:
+        """The measured peak in bytes."""
+        return self.capped.peak
+
+    @property
+    def ok(self) -> bool:
+        """Equal, and the measured peak neither above the prediction nor above the budget."""
+        return self.equal and self.fits
+
+    @property
+    def fits(self) -> bool:
+        """Whether the measured peak is neither above the prediction nor above the budget."""
+        limit = self.predicted if self.plan.budget is None else min(self.predicted, self.plan.budget)
+        return self.measured <= limit
+
+    @property
+    def verdict(self) -> str:
+        """The result in a word or two."""
+        if self.ok:
+            return "yes"
+        rounds = self.exact and not self.far and not self.compiled
+        return "to rounding" if self.fits and rounds else "NO"
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        budget = "smallest" if self.plan.budget is None else format_bytes(self.plan.budget)
+        slower = self.capped.seconds / self.uncapped.seconds - 1
+        rows = [
+            ("uncapped peak", format_bytes(self.uncapped.peak), "measured, plain PyTorch"),
+            ("budget", budget, ""),
+            ("predicted peak", format_bytes(self.predicted), f"{self.predicted} bytes"),
+            ("measured peak", format_bytes(self.measured), f"{self.measured} bytes, {self.match()}"),
+            ("step time", format_seconds(self.capped.seconds), f"{slower:+.0%}, one step, not a benchmark"),
+        ]
+        for noun, count in self.compared.items():
+            bad = sum(name.startswith(noun) for name in self.different)
+            how = "equal to rounding, same executor uncapped" if self.compiled else "bitwise equal"
+            rows.append((noun, f"{count - bad} of {count}", how))
+        lines = [f"  {name:15} {figure:>12}  {remark}".rstrip() for name, figure, remark in rows]
+        if self.different and self.exact and not self.far and not self.compiled:
+            lines.append(
+                "  note: the captured step itself rounds differently from plain PyTorch (an in-place op or a "
+                "layout that tracing changes, or a branch of the model for torch.compile); the cap changed "
+                "no bit of it"
+            )
+        if self.only_first:
+            lines.append(
+                f"  note: {len(self.only_first)} of these differ in the first step, which plans, alone"
+            )
+        if self.plan.trimmed and not self.compiled:
+            lines.append(
+                f"  note: weight gradients of {len(self.plan.trimmed)} layers come from the rows that have a "
+                "gradient, and are equal to rounding"
+            )
+        if self.unstable:
+            lines.append(
+                f"  note: plain PyTorch differs from itself from run to run in {len(self.unstable)} of these"
+            )
+        lines += [f"  differs: {name}" for name in self.different[:LISTED]]
+        if len(self.different) > LISTED:
+            lines.append(f"  differs: {len(self.different) - LISTED} others")
+        return "\n".join([f"verified: {self.verdict}", *lines])
+
+    def match(self) -> str:
+        """How the measured peak compares with the predicted one."""
+        gap = self.measured - self.predicted
+        return "as predicted" if gap == 0 else f"{gap:+d} bytes ({gap / self.predicted:+.2%})"
+
+
+def verify(
+    model: Callable[..., Any],
+    *batch: Any,
+    budget: int | str | Budget,
+    kwargs: dict[str, Any] | None = None,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+    **options: Any,
+) -> Verification:
+    """Run a training step with and without a cap and compare them bit by bit.
+
+    `loss` turns the model's output into what backward is called on; without it the scalar outputs are used,
+    or all outputs with made-up gradients where there is no scalar. Of a plain function, the modules that it
+    holds in its closure, its globals or as its owner are compared and put back.
+
+    >>> import lowtide, torch
+    >>> print(lowtide.verify(torch.nn.Linear(4, 4), torch.ones(2, 4), budget="min"))
+    verified: yes
+    ...
+    """
+    if loss is None:
+        options.setdefault("outside", 0)  # the made-up loss holds nothing
+    if capped_of(model) is not None:
+        raise LowtideError(
+            "verify runs the step without a cap and under its own, and this model is capped already; "
+            "lowtide.uncap(model) first, and lowtide.cap it again afterwards"
+        )
+    refuse_lazy(module for _, module in modules_of(model))
+    trial = Trial(model, batch, kwargs or {}, loss)
+    trial.resident = present_state(options.get("optimizer"), trial.parameters.values())
+    try:
+        # The capped steps come first, on the model as it is handed over: its first call may do things that
+        # torch cannot capture, and a plain run would have done them already.
+        capped, peak, plan = _run_capped(trial, model, budget, options)
+        compiled = options.get("executor") == "inductor"
+        unstable: tuple[str, ...] = ()
+        weights = weights_of(modules_of(model), plan.trimmed)  # whose gradients come from fewer rows
+        rounded = frozenset(f"gradients {n}" for n, p in trial.parameters.items() if p in weights)
+        trial.start_again()
+        # The plan may keep layers exact that are sketched without it.
+        with as_planned(modules_of(model), plan.sketched), trial.starting_here():
+            plain, uncapped = trial.run_from_the_start(model)
+            different = () if compiled else _differences(plain, capped, rounded)
+            reference = plain
+            if different or compiled:
+                keeping = {**options, "method": "keep_all", "plan": None}
+                with silence():
+                    reference, _, _ = _run_capped(trial, model, "free", keeping)
+            if different:
+                again = [_differences(plain, trial.run_from_the_start(model)[0]) for _ in range(AGAIN)]
+                unstable = tuple(dict.fromkeys(name for names in again for name in names))
+    finally:
+        trial.start_again()
+    if compiled:
+        different = _differences(reference, capped, frozenset({*reference[0], *capped[0]}))
+    found = (different, different if compiled else _differences(reference, capped, rounded))
+    different, inexact = (tuple(name for name in names if name not in unstable) for names in found)
+    far = tuple(name for name in different if compiled or not _all_close(plain, capped, name))
+    later = set() if compiled else {*_differences(plain[1:], capped[1:], rounded)}
+    only_first = () if compiled else tuple(name for name in different if name not in later)
+    compared: dict[str, int] = {}
+    for name in plain[-1]:
+        noun = name.partition(" ")[0]
+        compared[noun] = compared.get(noun, 0) + 1
+    return Verification(
+        plan, uncapped, peak, compared, different, inexact, unstable, compiled, far, only_first
+    )
+
+
+def _run_capped(
+    trial: Trial, model: Any, budget: Any, options: dict[str, Any]
+) -> tuple[Steps, Measurement, Plan]:
+    """Two capped steps, of which the second is measured: the first one plans."""
+    trial.start_again()
+    capped = cap(model, budget, **options)
+    try:
+        steps, taken = trial.run_twice(capped)
+        plan = plan_of(capped)
+    finally:
+        uncap(capped)
+    if plan is None:
+        raise NothingToTrain(
+            "the step was never planned: is the model in eval mode? Call model.train() first."
+        )
+    return steps, taken, plan
+
+
+def _differences(left: Steps, right: Steps, rounded: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """The names of what is not the same in one of the steps, for some of them up to rounding."""
+
+    def equal(name: str) -> bool:
+        compare = _close if name in rounded else _same
+        return all(compare(a.get(name), b.get(name)) for a, b in zip(left, right, strict=True))
+
+    names = dict.fromkeys(name for step in (*left, *right) for name in step)
+    return tuple(name for name in names if not equal(name))
+
+
+def _all_close(left: Steps, right: Steps, name: str) -> bool:
+    return all(_close(a.get(name), b.get(name)) for a, b in zip(left, right, strict=True))
+
+
+def _same(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    if (left.shape, left.dtype) != (right.shape, right.dtype):
+        return False
+    flat = [t.contiguous().reshape(-1).view(torch.uint8) for t in (left, right)]
+    return torch.equal(*flat)
+
+
+def _close(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
+    """Whether two tensors agree to half of the digits that their dtype has."""
+    if left is None or right is None or not left.dtype.is_floating_point or left.dtype != right.dtype:
+        return _same(left, right)
+    gap, whole = (t.double().norm().item() for t in (left - right, left))
+    return bool(gap <= torch.finfo(left.dtype).eps ** 0.5 * whole)

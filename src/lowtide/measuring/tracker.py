@@ -1,0 +1,130 @@
+"""A tracker of live storages: the truth about the CPU's memory, and about one op's on any device.
+
+Every storage that a step touches is counted from the moment an operator returns it (or from the start, when
+it was there before) until it is freed, with its size in bytes. Code that Inductor generated makes its buffers
+and reads its inputs without an operator; while a step is measured, the two functions of torch that it calls
+for this, one that allocates and one that checks a tensor's layout, tell the tracker as well.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .._torch import generated_modules, private, storage_key
+from ..devices.allocator import rounded
+from ..torch_state.dispatch_modes import in_place_of_operators
+
+__all__ = ["generated_code_tells", "live_storages"]
+
+_leaves = private("tree_leaves")
+
+
+class live_storages:  # noqa: N801  # a noun that is used like a function
+    """Counts the bytes of storages that are alive on a device, as its allocator rounds them."""
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        self.mode = in_place_of_operators(self.call)
+        self.known: dict[int, int] = {}
+        self.given = 0
+        self.made = 0
+        self.made_peak = 0
+
+    @property
+    def peak(self) -> int:
+        """The largest number of bytes alive at once: what was there before plus the most that was made."""
+        return self.given + self.made_peak
+
+    def give(self, tensor: torch.Tensor) -> None:
+        """Count a storage that is there from the start."""
+        storage = self.storage(tensor)
+        if storage is not None and storage_key(tensor) not in self.known:
+            self.given += self.size(tensor)
+            self.remember(tensor, storage)
+
+    def make(self, tensor: torch.Tensor) -> None:
+        """Count a storage that an operator returned."""
+        storage = self.storage(tensor)
+        if storage is not None and storage_key(tensor) not in self.known:
+            self.made += self.size(tensor)
+            self.remember(tensor, storage)
+
+    def storage(self, tensor: Any) -> torch.UntypedStorage | None:
+        """The storage of a tensor, where it counts here."""
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != self.device.type:
+            return None
+        return tensor.untyped_storage() if tensor.layout == torch.strided else None
+
+    def size(self, tensor: torch.Tensor) -> int:
+        """The bytes that the storage of a tensor takes on the device."""
+        return rounded(tensor.untyped_storage().nbytes(), self.device)
+
+    def remember(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
+        key, size = storage_key(tensor), rounded(storage.nbytes(), self.device)
+        self.known[key] = size
+        weakref.finalize(storage, self.forget, key, size)
+
+    def forget(self, key: int, size: int) -> None:
+        self.known.pop(key, None)
+        self.made -= size
+
+    def note_peak(self) -> None:
+        self.made_peak = max(self.made_peak, self.made)
+
+    def call(self, operator: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Call an operator, and count what it reads and what it gives."""
+        for leaf in _leaves((args, kwargs)):
+            self.give(leaf)
+        result = operator(*args, **kwargs)
+        for leaf in _leaves(result):
+            self.make(leaf)
+        self.note_peak()
+        return result
+
+
+@contextmanager
+def generated_code_tells(tracker: live_storages) -> Iterator[None]:
+    """Let code that Inductor generated, loaded before or meanwhile, tell what it makes and reads."""
+
+    def make(buffer: torch.Tensor) -> None:
+        tracker.make(buffer)
+        tracker.note_peak()
+
+    with (
+        _telling("_empty_strided_cpu", "empty_strided_cpu", lambda _, buffer: make(buffer)),
+        _telling("assert_size_stride", "assert_size_stride", lambda arguments, _: tracker.give(arguments[0])),
+    ):
+        yield
+
+
+@contextmanager
+def _telling(name: str, alias: str, tell: Callable[[tuple[Any, ...], Any], None]) -> Iterator[None]:
+    """Let a function of torch tell of its calls, also those by its alias in generated code."""
+    home, silent = private("guards"), getattr(private("guards"), name)
+    measuring = True
+
+    def telling(*arguments: Any) -> Any:
+        result = silent(*arguments)
+        if measuring:  # a module that was unloaded meanwhile keeps this function for good
+            tell(arguments, result)
+        return result
+
+    setattr(home, name, telling)
+    _give_generated_code(alias, telling)
+    try:
+        yield
+    finally:
+        measuring = False
+        setattr(home, name, silent)
+        _give_generated_code(alias, silent)
+
+
+def _give_generated_code(alias: str, function: Any) -> None:
+    for module in generated_modules():
+        if hasattr(module, alias):  # whatever stands there: a module may have been away and come back
+            setattr(module, alias, function)

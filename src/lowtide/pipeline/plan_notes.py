@@ -1,0 +1,51 @@
+"""What a plan says beside its figures: what it counts on, and what would let it do better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..capture.trace import Trace
+from ..options import Options
+from ..plans.graph import Graph
+from ..plans.keep_all import keep_all
+from ..plans.simulator import simulate
+from ..units import format_bytes
+
+__all__ = ["notes_on"]
+
+WORTH_A_WORD = 0.05
+"""Outputs beside the loss are spoken of from this share of the uncapped peak on."""
+
+
+def notes_on(
+    trace: Trace, graph: Graph, options: Options, target: str | None, sketches: Any
+) -> Iterator[str]:
+    """The notes of a plan for a captured step."""
+    if (size := _returned_beside_loss(trace, graph)) > 0:
+        yield (
+            f"the model returns {format_bytes(size)} beside its loss, which count as held until the backward "
+            "ends; cap a function that returns the loss alone, and the plan can use them"
+        )
+    if "loss" in graph.fixed:
+        yield (
+            "the loss is computed outside of the captured step: the prediction sets bytes aside for it "
+            "but does not know it (put it inside, or name its bytes with outside=)"
+        )
+    if target is not None:
+        yield (
+            f"planned for {target} from a trace on {trace.device}: attention and normalisation appear as "
+            "they run here"
+        )
+    if options.allow_breaks:
+        yield "the step may have graph breaks: the promise covers each captured piece by itself"
+    if sketches is not None:
+        yield str(sketches)
+
+
+def _returned_beside_loss(trace: Trace, graph: Graph) -> int:
+    """The bytes of outputs where some get no gradient, if that is worth a word."""
+    if len(trace.expected) == len(trace.tangents):
+        return 0
+    size = sum(value.bytes for value in graph.values if value.kind == "output")
+    return size if size > WORTH_A_WORD * simulate(graph, keep_all(graph)).peak else 0

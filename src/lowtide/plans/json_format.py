@@ -1,0 +1,172 @@
+"""Plain data to JSON and back, with errors that name the field.
+
+Reading never executes anything: the text is parsed by `json` and each field is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from ..errors import FormatError
+
+T = TypeVar("T")
+
+_CHECKS: dict[str, tuple[tuple[type, ...], str]] = {
+    "str": ((str,), "text"),
+    "int": ((int,), "a whole number"),
+    "bool": ((bool,), "true or false"),
+    "float": ((int, float), "a number"),
+    "tuple[str, ...]": ((list, tuple), "a list of names"),
+}
+
+
+def compact(record: Any) -> dict[str, Any]:
+    """A flat dataclass as a dict, without the fields that have their default."""
+    fields = dataclasses.fields(record)
+    pairs = ((field, getattr(record, field.name)) for field in fields)
+    return {field.name: value for field, value in pairs if value != field.default}
+
+
+def dump(data: dict[str, Any]) -> str:
+    """JSON text, one record of each list per line: it can be read and compared by people."""
+    lines = []
+    for key, value in data.items():
+        if isinstance(value, list) and value:
+            items = ",\n    ".join(json.dumps(item) for item in value)
+            lines.append(f"  {json.dumps(key)}: [\n    {items}\n  ]")
+        else:
+            lines.append(f"  {json.dumps(key)}: {json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def decode(data: bytes, noun: str) -> str:
+    """The text of a file, with or without a mark at its start."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise FormatError(f"not a {noun} file: it is not UTF-8 text") from None
+
+
+def parse(text: str, noun: str) -> Any:
+    """The data of a JSON text."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise FormatError(
+            f"not a {noun} file: {error.msg} at line {error.lineno}, column {error.colno} "
+            "(is the file cut short?)"
+        ) from None
+    except (RecursionError, ValueError) as error:
+        raise FormatError(f"not a {noun} file: {error}") from None
+
+
+def check_header(data: Any, noun: str, version: int, fields: tuple[str, ...]) -> None:
+    """Refuse what is not a file of this noun, is of another version, or has a field that nothing reads."""
+    if not isinstance(data, dict):
+        raise FormatError(f"not a {noun} file: expected an object, found {type(data).__name__}")
+    if data.get("lowtide") != noun:
+        raise FormatError(f'field "lowtide": expected {noun!r}, found {data.get("lowtide")!r}')
+    found = data.get("version")
+    if not isinstance(found, int) or isinstance(found, bool):
+        raise FormatError(f'field "version": expected a whole number, found {found!r}')
+    if found != version:
+        raise FormatError(
+            f'field "version": this Lowtide reads version {version} of a {noun} file, found {found}'
+        )
+    known = ("lowtide", "version", *fields)
+    for name in data:
+        if name not in known:
+            raise FormatError(f'field "{name}": unknown; known are {", ".join(known)}')
+
+
+def read_list(record: type[T], data: dict[str, Any], name: str, *, needed: tuple[str, ...]) -> Iterator[T]:
+    """The records of a list field."""
+    for index, item in enumerate(read_items(data, name)):
+        yield read_record(record, item, f"{name}[{index}]", needed=needed)
+
+
+def read_items(data: dict[str, Any], name: str) -> list[Any]:
+    """A list field as it is."""
+    items = data.get(name)
+    if not isinstance(items, list):
+        raise FormatError(f'field "{name}": expected a list, found {_say(items)}')
+    return items
+
+
+def read_record(record: type[T], item: Any, where: str, *, needed: tuple[str, ...]) -> T:
+    """One flat dataclass from a dict, every field checked against its annotation."""
+    if not isinstance(item, dict):
+        raise FormatError(f"{where}: expected an object, found {_say(item)}")
+    fields = {field.name: str(field.type) for field in dataclasses.fields(record)}  # type: ignore[arg-type]
+    for name in item:
+        if name not in fields:
+            raise FormatError(f"{where}.{name}: unknown field; known are {', '.join(fields)}")
+    for name in needed:
+        if name not in item:
+            raise FormatError(f"{where}.{name}: missing")
+    return record(**{name: _read_field(item[name], fields[name], f"{where}.{name}") for name in item})
+
+
+def _read_field(value: Any, annotation: str, where: str) -> Any:
+    types, noun = _CHECKS.get(annotation, ((str,), "text"))
+    fits: bool = isinstance(value, types)
+    if not fits or isinstance(value, bool) != (annotation == "bool"):
+        raise FormatError(f"{where}: expected {noun}, found {_say(value)}")
+    if annotation == "tuple[str, ...]":
+        for index, name in enumerate(value):
+            if not isinstance(name, str):
+                raise FormatError(f"{where}[{index}]: expected a name, found {_say(name)}")
+        return tuple(value)
+    return _finite(value, where) if annotation == "float" else value
+
+
+def _finite(value: float, where: str) -> float:
+    """A number as a float; JSON text can hold ones that no float can."""
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise FormatError(f"{where}: expected a finite number, found {_say(value)}")
+    return number
+
+
+def read_text(data: dict[str, Any], name: str, default: str) -> str:
+    """A text field."""
+    value = data.get(name, default)
+    if not isinstance(value, str):
+        raise FormatError(f'field "{name}": expected text, found {_say(value)}')
+    return value
+
+
+def read_count(data: dict[str, Any], name: str, default: int | None = None) -> int:
+    """A whole number >= 0."""
+    value = data.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise FormatError(f'field "{name}": expected a whole number >= 0, found {_say(value)}')
+    return value
+
+
+def read_number(data: dict[str, Any], name: str) -> float:
+    """A number."""
+    value = data.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise FormatError(f'field "{name}": expected a number, found {_say(value)}')
+    return _finite(value, f'field "{name}"')
+
+
+def read_sizes(data: dict[str, Any], name: str) -> dict[str, int]:
+    """A mapping from names to bytes."""
+    value = data.get(name, {})
+    if not isinstance(value, dict):
+        raise FormatError(f'field "{name}": expected an object of byte counts, found {_say(value)}')
+    return {str(key): read_count(value, key) for key in value}
+
+
+def _say(value: Any) -> str:
+    text = repr(value)
+    return "nothing" if value is None else text if len(text) <= 40 else text[:37] + "..."

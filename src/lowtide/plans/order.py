@@ -1,0 +1,137 @@
+"""From an order of runs to a schedule: every value is dropped right behind its last use.
+
+A solver only decides which op runs when, and how often. Given that order, dropping each value as soon as
+nothing reads it before it is written again is best for memory and changes nothing else, so it is done once,
+here. O(runs + reads + writes).
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+from .graph import Graph, Op
+from .schedule import Drop, Run, Schedule, Step
+
+__all__ = ["first_order", "just_in_time", "with_drops", "without_waste"]
+
+
+def first_order(graph: Graph) -> tuple[list[str], list[str]]:
+    """The order of keeping everything: each op once, in program order.
+
+    The forward runs what its outputs and the pinned forward ops need, and random ops with what is made of
+    them (the sketch of an input, say) where the program has them before its backward. All else waits for the
+    backward, where pure forward ops run right before the first op that reads them, as autograd runs them.
+    """
+    needed: set[str] = {value.name for value in graph.values if value.kind == "output"}
+    useful = _useful(graph)
+    needed.update(value for op in _drawn(graph) if op.name in useful for value in op.writes)
+    forward: list[str] = []
+    for op in reversed(graph.ops):
+        if op.phase == "forward" and (op.kind == "pinned" or needed.intersection(op.writes)):
+            forward.append(op.name)
+            needed.update(op.reads)
+    forward.reverse()
+    early = set(forward)
+    later = [op for op in graph.ops if op.name in useful and op.name not in early]
+    # Later random ops stay in program order, too: they draw their numbers in the order in which they run.
+    waiting = [op.name for op in later if op.phase == "forward" and op.kind == "pure"]
+    idle = set(waiting)
+    backward = just_in_time(graph, (op.name for op in later if op.name not in idle), waiting)
+    idle.difference_update(backward)
+    return forward, backward + [name for name in waiting if name in idle]
+
+
+def _drawn(graph: Graph) -> list[Op]:
+    """Random ops and those that depend on one, up to the first op of the backward."""
+    values: set[str] = set()
+    found: list[Op] = []
+    for op in itertools.takewhile(lambda op: op.phase == "forward", graph.ops):
+        if op.kind == "random" or not values.isdisjoint(op.reads):
+            values.update(op.writes)
+            found.append(op)
+    return found
+
+
+def just_in_time(graph: Graph, runs: Iterable[str], waiting: Iterable[str]) -> list[str]:
+    """The runs, with each of the waiting ops right before the first run that reads it, if there is one."""
+    left = set(waiting)
+    order: list[str] = []
+    for name in runs:
+        stack = [name]
+        while stack:
+            writers = (graph.writer.get(value) for value in graph.op[stack[-1]].reads)
+            late = next((op.name for op in writers if op is not None and op.name in left), None)
+            if late is None:
+                order.append(stack.pop())
+            else:
+                left.remove(late)
+                stack.append(late)
+    return order
+
+
+def _useful(graph: Graph) -> set[str]:
+    """Ops that a gradient, an output or a pinned op needs."""
+    needed = {value.name for value in graph.values if value.kind in ("output", "gradient")}
+    useful: set[str] = set()
+    for op in reversed(graph.ops):
+        if op.kind == "pinned" or needed.intersection(op.writes):
+            useful.add(op.name)
+            needed.update(op.reads)
+    return useful
+
+
+def without_waste(
+    graph: Graph, forward: Sequence[str], backward: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """An order without the runs again that write nothing anybody reads before it is written again."""
+    runs = [*forward, *backward]
+    places = range(len(runs) - 1, -1, -1)
+    first = dict(zip(reversed(runs), places, strict=True))
+    bits = graph.bits
+    wanted = 0
+    kept: list[int] = []
+    for index in places:
+        name = runs[index]
+        reads, writes = bits[name]
+        if wanted & writes or first[name] == index:
+            kept.append(index)
+            wanted = wanted & ~writes | reads
+    kept.reverse()
+    split = bisect_left(kept, len(forward))
+    return [runs[i] for i in kept[:split]], [runs[i] for i in kept[split:]]
+
+
+def with_drops(graph: Graph, forward: Sequence[str], backward: Sequence[str]) -> Schedule:
+    """The schedule of an order of runs, with each value dropped right behind its last use."""
+    runs = [*forward, *backward]
+    dying: list[list[str]] = [[] for _ in runs]
+    at_start: list[str] = []
+    last_use: dict[str, int] = {}
+    for index, name in enumerate(runs):
+        op = graph.op[name]
+        for value in op.writes:
+            if value in last_use and graph.value[value].droppable:
+                dying[last_use[value]].append(value)
+            last_use[value] = index
+        for value in op.reads:
+            last_use[value] = index
+    for item in graph.values:
+        if not item.droppable:
+            continue
+        if item.name in last_use:
+            dying[last_use[item.name]].append(item.name)
+        elif item.kind == "tangent":
+            at_start.append(item.name)
+    split = len(forward)
+    backward_steps = [*map(Drop, at_start), *_steps(runs[split:], dying[split:])]
+    return Schedule(tuple(_steps(runs[:split], dying[:split])), tuple(backward_steps))
+
+
+def _steps(runs: Sequence[str], dying: Sequence[list[str]]) -> list[Step]:
+    steps: list[Step] = []
+    for name, values in zip(runs, dying, strict=True):
+        steps.append(Run(name))
+        steps.extend(map(Drop, values))
+    return steps

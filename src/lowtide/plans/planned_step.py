@@ -1,0 +1,257 @@
+"""A plan: a graph, the schedule chosen for it, and what the simulator says of it. What the user sees."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ..errors import FormatError, ScheduleError
+from ..units import format_bytes, format_seconds
+from . import json_format, ports
+from .graph import Graph
+from .keep_all import keep_all
+from .schedule import Schedule
+from .simulator import Timeline, saved_bytes, simulate
+
+__all__ = ["Plan", "make_plan"]
+
+FORMAT_VERSION = 1
+FIELDS = (
+    "method",
+    "budget",
+    "bound",
+    "compiled",
+    "sketched",
+    "trimmed",
+    "notes",
+    "graph",
+    "schedule",
+    "timeline",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a capped step will do.
+
+    `budget` is in bytes (None: no cap was asked for), `method` the solver that made the schedule, `bound`
+    a proven lower bound on the step's seconds under this budget, or None where none is known; `notes` say
+    what the user should know about how far the promise goes. `compiled` is the peak that the buffers of the
+    compiled step come to, where it was compiled: the simulator knows what fuses only as far as `fuse` does.
+    `sketched` are the layers that keep a sketch of their input by this plan's choice; layers that always do
+    are not among them. `trimmed` are those that could keep a sketch and keep only some rows of their input,
+    since no other rows get a gradient: they are exact.
+
+    >>> import lowtide, torch
+    >>> model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
+    >>> plan = lowtide.plan(model, torch.empty(512, 64), budget="1MiB")
+    >>> plan.uncapped.peak, plan.peak <= plan.budget, plan.method
+    (1705992, True, 'auto')
+    """
+
+    graph: Graph
+    schedule: Schedule
+    timeline: Timeline
+    method: str
+    budget: int | None = None
+    bound: float | None = None
+    notes: tuple[str, ...] = ()
+    compiled: int | None = None
+    sketched: tuple[str, ...] = ()
+    trimmed: tuple[str, ...] = ()
+
+    @property
+    def peak(self) -> int:
+        """The predicted peak of the whole step in bytes, as the device's allocator would report it."""
+        return self.timeline.peak if self.compiled is None else self.compiled
+
+    @property
+    def seconds(self) -> float:
+        """Predicted seconds of the step's ops, repeated ones included."""
+        return self.timeline.seconds
+
+    @property
+    def extra(self) -> float:
+        """Predicted extra time: seconds spent again as a share of running everything once."""
+        return self.timeline.extra
+
+    @property
+    def gap(self) -> float | None:
+        """How much longer the step takes than `bound` at most, as a share of it; None without a bound."""
+        return None if not self.bound else self.seconds / self.bound - 1
+
+    def with_bound(self) -> Plan:
+        """The plan with the proven lower bound on the seconds of any schedule under its budget."""
+        # What an allocator books for this schedule says nothing about others.
+        fixed = {name: size for name, size in self.graph.fixed.items() if name != "allocator"}
+        bound = self.graph.seconds
+        if self.budget is not None:
+            bound = ports.lower_bound(self.graph.replace(fixed=fixed), self.budget)
+        return replace(self, bound=min(bound, self.seconds))
+
+    @cached_property
+    def saved(self) -> int:
+        """The bytes that the step holds between forward and backward, besides what was there before it."""
+        return saved_bytes(self.graph, self.schedule)
+
+    @cached_property
+    def input_bytes(self) -> int:
+        """The bytes of the batch."""
+        return sum(value.bytes for value in self.graph.values if value.kind == "input")
+
+    @cached_property
+    def gradient_bytes(self) -> int:
+        """The bytes of the gradients that the step leaves behind."""
+        return sum(value.bytes for value in self.graph.values if value.kind == "gradient")
+
+    @cached_property
+    def uncapped(self) -> Timeline:
+        """The timeline of keeping everything."""
+        return simulate(self.graph, self.kept_all)
+
+    @cached_property
+    def kept_all(self) -> Schedule:
+        """The schedule of keeping everything."""
+        return keep_all(self.graph)
+
+    def __str__(self) -> str:
+        budget = "none" if self.budget is None else format_bytes(self.budget)
+        lines = [
+            f"Plan by {self.method} for {self.graph.device}, {len(self.graph.ops)} ops",
+            f"  uncapped peak  {format_bytes(self.uncapped.peak)}",
+            f"  budget         {budget}",
+            f"  predicted peak {format_bytes(self.peak)} ({self.peak / max(self.uncapped.peak, 1):.1%})",
+            f"  extra time     +{self.extra:.1%} of {format_seconds(self.seconds - self.timeline.again)}"
+            f" ({self.graph.prices})",
+        ]
+        if self.gap is not None and self.bound is not None:
+            least = self.bound / (self.seconds - self.timeline.again) - 1
+            lines.append(f"  lower bound    +{max(least, 0):.1%}: at most {self.gap:.1%} above the optimum")
+        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+
+    def _repr_html_(self) -> str:
+        """The report in a frame of its own, so that its style stays out of the notebook's."""
+        page = escape(ports.page(self))
+        return f'<iframe srcdoc="{page}" width="100%" height="700" style="border:0"></iframe>'
+
+    def report(
+        self,
+        path: str | Path,
+        *,
+        frontier: Any = None,
+        others: Iterable[Plan] = (),
+        measured: Any = None,
+    ) -> Path:
+        """Write the plan as one self-contained HTML file and return its path.
+
+        `frontier` (of `lowtide.frontier`) and `others` are plans of the same graph to choose from; finding
+        them takes longer than writing a report, so they are shown where they are given. `measured` is what
+        `lowtide.verify`, `lowtide.watch` or `lowtide.measure` returned for the step.
+        """
+        return _write(Path(path), ports.page(self, frontier=frontier, others=others, measured=measured))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plain form that JSON is written from."""
+        return {
+            "lowtide": "plan",
+            "version": FORMAT_VERSION,
+            "method": self.method,
+            "budget": self.budget,
+            "bound": self.bound,
+            **({} if self.compiled is None else {"compiled": self.compiled}),
+            **({"sketched": list(self.sketched)} if self.sketched else {}),
+            **({"trimmed": list(self.trimmed)} if self.trimmed else {}),
+            "notes": list(self.notes),
+            "graph": self.graph.to_dict(),
+            "schedule": self.schedule.to_dict(),
+            "timeline": self.timeline.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Plan:
+        """The plan of a plain form. The schedule is judged again: a file cannot claim another peak."""
+        json_format.check_header(data, "plan", FORMAT_VERSION, FIELDS)
+        graph = Graph.from_dict(data.get("graph"))
+        schedule = Schedule.from_dict(data.get("schedule"))
+        claimed = Timeline.from_dict(data.get("timeline"))
+        try:
+            timeline = simulate(graph, schedule)
+        except ScheduleError as error:
+            raise FormatError(f'field "schedule": {error}') from None
+        if timeline != claimed:
+            raise FormatError(
+                'field "timeline": it is not what the schedule does '
+                f"(peak {claimed.peak} claimed, {timeline.peak} simulated)"
+            )
+        bound, budget, compiled = (data.get(name) for name in ("bound", "budget", "compiled"))
+        return cls(
+            graph=graph,
+            schedule=schedule,
+            timeline=timeline,
+            method=json_format.read_text(data, "method", "unknown"),
+            budget=None if budget is None else json_format.read_count(data, "budget"),
+            bound=None if bound is None else json_format.read_number(data, "bound"),
+            notes=tuple(str(note) for note in json_format.read_items(data, "notes")),
+            compiled=None if compiled is None else json_format.read_count(data, "compiled"),
+            sketched=_names(data, "sketched"),
+            trimmed=_names(data, "trimmed"),
+        )
+
+    def to_json(self) -> str:
+        """The plan as JSON text."""
+        return json_format.dump(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan of a JSON text; nothing in it is executed."""
+        return cls.from_dict(json_format.parse(text, "plan"))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan as JSON and return its path."""
+        return _write(Path(path), self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan that `save` wrote."""
+        return cls.from_json(json_format.decode(Path(path).read_bytes(), "plan"))
+
+
+def make_plan(
+    graph: Graph,
+    schedule: Schedule,
+    *,
+    method: str,
+    budget: int | None = None,
+    notes: tuple[str, ...] = (),
+) -> Plan:
+    """The plan of a schedule, judged by the simulator."""
+    return Plan(graph, schedule, simulate(graph, schedule), method, budget, notes=notes)
+
+
+def _names(data: Any, field: str) -> tuple[str, ...]:
+    return tuple(map(str, json_format.read_items(data, field))) if field in data else ()
+
+
+def _write(path: Path, text: str) -> Path:
+    """Write a whole file or none: an interrupt leaves no half-written one.
+
+    A link goes on leading where it led. A device or a pipe is written to: nothing may take its place.
+    """
+    place = path.resolve()
+    whole = place.is_file() or not place.exists()
+    half = place.with_name(f"{place.name}.{os.getpid()}.part") if whole else place
+    try:
+        half.write_text(text, encoding="utf-8")
+        if whole:
+            half.replace(place)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None  # the name that was asked for
+    finally:
+        if whole:
+            half.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,304 @@
+"""Prices of ops on the device itself: each is run on made-up inputs, and remembered in the cache folder.
+
+A distinct combination of operator, shapes, dtypes, strides and arguments is measured once. A measured op also
+tells how its outputs really lie in memory, which a fake tensor can only guess. Neither the model nor its
+buffers nor the random state is touched.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._torch import private
+from ..capture.fx_nodes import is_item, tensors_of
+from ..capture.kernel_outputs import Outputs, lazily, lazy, outputs_of
+from ..capture.lift import Lifted
+from ..capture.rewrites.accumulate import is_accumulation
+from ..devices.allocator import rounded
+from ..devices.table import describe, find_device
+from ..measuring.tracker import live_storages
+from ..plans.graph import Graph, Op, Value
+from .price_cache import Price, PriceList
+from .roofline import describe_known, roofline_seconds
+
+__all__ = ["Kernels", "Workspaces", "is_convolution", "measured_prices", "signature"]
+
+
+def measured_prices(lifted: Lifted, device: torch.device, *, channels_last: bool) -> Lifted:
+    """The same graph with the seconds, workspaces and outputs that its ops have on the device."""
+    known = PriceList.load(device)
+    found: dict[str, Price] = {}
+    guessed = 0
+    speed = _bandwidth(known, device) if lifted.traffic else 1.0
+    for op in lifted.graph.ops:
+        node = lifted.node_of[op.name]
+        if op.name in lifted.traffic:
+            found[op.name] = Price(lifted.traffic[op.name] / speed, 0, None)
+            continue
+        cost = _price(known, node, device, channels_last=channels_last and is_convolution(node))
+        if cost.seconds is None:
+            guessed += not is_accumulation(node)
+            cost = Price(roofline_seconds(node, find_device(describe_known(device))), 0, None)
+        found[op.name] = cost
+    known.save()
+    where = f"measured on {describe(device)}" + (f", {guessed} ops by roofline" if guessed else "")
+    return replace(lifted, graph=_apply(lifted, found, device).replace(prices=where))
+
+
+class Workspaces:
+    """What convolutions take for themselves while they run, by their layout; measured as prices are."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.known = device, PriceList.load(device)
+
+    def __call__(self, node: fx.Node, *, channels_last: bool) -> int:
+        """The bytes that a convolution takes."""
+        found = _price(self.known, node, self.device, channels_last=channels_last)
+        self.known.save()
+        return found.workspace
+
+
+class Kernels:
+    """What the kernels of a device return for made-up inputs, measured as prices are."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.known = device, PriceList.load(device)
+
+    def __call__(self, node: fx.Node) -> Outputs | None:
+        """How the outputs of an op lie in memory; None for one that would not run alone."""
+        return _price(self.known, node, self.device, channels_last=False).outputs
+
+    def learn(self, facts: dict[str, Outputs]) -> None:
+        """Take up what was seen of ops, by signature, where nothing was known of them."""
+        for key, outputs in facts.items():
+            price = self.known[key] if key in self.known else Price(None, 0, None)
+            if price.outputs is None:
+                self.known[key] = replace(price, outputs=outputs)
+
+    def save(self) -> None:
+        """Remember what is new."""
+        self.known.save()
+
+
+def is_convolution(node: fx.Node) -> bool:
+    """Whether a node is a convolution or the backward of one: their kernels depend on the layout."""
+    packet = getattr(node.target, "overloadpacket", None)
+    return packet in (torch.ops.aten.convolution, torch.ops.aten.convolution_backward)
+
+
+def _price(known: PriceList, node: fx.Node, device: torch.device, *, channels_last: bool) -> Price:
+    """The price of an op, remembered; not where there was no memory to run it, for there may be next time."""
+    key = signature(node) + (" channels last" if channels_last else "")
+    if key not in known:
+        try:
+            with _untouched(device):
+                known[key] = _try_op(node, device, channels_last=channels_last)
+        except torch.OutOfMemoryError:
+            return Price(None, 0, None)
+    return known[key]
+
+
+def _bandwidth(known: PriceList, device: torch.device) -> float:
+    """What a copy moves per second, both ways: the speed of a loop."""
+    size = 2**28 if device.type == "cuda" else 2**25  # more than a cache holds
+    key = f"a copy of {size} bytes"
+    if key not in known:
+        with _untouched(device):
+            source = torch.zeros(size, dtype=torch.uint8, device=device)
+            known[key] = _clock_for(device)(source.clone, device, [source])
+    return 2 * size / (known[key].seconds or 1.0)
+
+
+def _apply(lifted: Lifted, found: dict[str, Price], device: torch.device) -> Graph:
+    """The graph with measured seconds and workspace, and output sizes where the real ones differ."""
+    sizes: dict[str, int] = {}
+    ops: list[Op] = []
+    for op in lifted.graph.ops:
+        cost = found[op.name]
+        unread = op.workspace
+        if cost.outputs is not None:
+            written = _written(lifted, op, cost.outputs, device)
+            unread = _new_bytes(cost.outputs, device) - sum(written.values())
+            sizes.update(written)
+        ops.append(replace(op, seconds=cost.seconds or 0.0, workspace=max(unread, 0) + cost.workspace))
+    values = tuple(_resized(value, sizes) for value in lifted.graph.values)
+    return lifted.graph.replace(ops=tuple(ops), values=values)
+
+
+def _new_bytes(outputs: Outputs, device: torch.device) -> int:
+    """What an op allocates for its outputs; one that looks at an input, as that of `copy_`, costs nothing."""
+    return sum(rounded(output.new, device) for output in outputs if output is not None)
+
+
+def _resized(value: Value, sizes: dict[str, int]) -> Value:
+    return replace(value, bytes=sizes[value.name]) if value.name in sizes else value
+
+
+def _written(lifted: Lifted, op: Op, outputs: Outputs, device: torch.device) -> dict[str, int]:
+    """The real bytes of each value that an op writes."""
+    sizes: dict[str, int] = {}
+    for name in op.writes:
+        root = lifted.root_of[name]
+        index = 0 if root is lifted.node_of[op.name] else int(root.args[1])  # type: ignore[arg-type]
+        output = outputs[index] if index < len(outputs) else None
+        if output is not None and output.shares is None:
+            sizes[name] = rounded(output.bytes, device)
+    return sizes
+
+
+def signature(node: fx.Node, tensors: Callable[[fx.Node], list[torch.Tensor]] = tensors_of) -> str:
+    """What makes two calls of an operator cost the same; `tensors` are those that a node stands for."""
+    target = str(node.target) if hasattr(node.target, "overloadpacket") else node.target.__name__  # type: ignore[union-attr]
+    given = [_describe_argument(value, tensors) for value in node.args]
+    named = [f"{key}={_describe_argument(value, tensors)}" for key, value in node.kwargs.items()]
+    return f"{target}({','.join(given + named)})"
+
+
+def _describe_argument(argument: Any, tensors: Callable[[fx.Node], list[torch.Tensor]]) -> str:
+    if isinstance(argument, fx.Node):
+        return "+".join(map(_describe_tensor, tensors(argument))) or argument.op
+    if isinstance(argument, list | tuple):
+        return "[" + ",".join(_describe_argument(item, tensors) for item in argument) + "]"
+    return repr(argument)
+
+
+def _describe_tensor(tensor: torch.Tensor) -> str:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    part = "" if _fills_storage(tensor) else f"@{tensor.storage_offset()}/{tensor.untyped_storage().nbytes()}"
+    part += lazy(tensor)
+    return f"{dtype}{list(tensor.shape)}{list(tensor.stride())}{part}{tensor.device.type[:4]}".replace(
+        " ", ""
+    )
+
+
+def _fills_storage(tensor: torch.Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+
+
+def _try_op(node: fx.Node, device: torch.device, *, channels_last: bool = False) -> Price:
+    """Run an op on made-up inputs; an op that refuses them is priced by the roofline instead."""
+    if is_accumulation(node):  # alone it has no gradient to add to
+        return Price(None, 0, None)
+    try:
+        made: dict[fx.Node, Any] = {}
+        for parent in node.all_input_nodes:
+            made[parent] = _with_channels_last(_made_up(parent)) if channels_last else _made_up(parent)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), made.__getitem__)
+        reads = [tensor for item in made.values() for tensor in private("tree_leaves")(item)]
+        reads = [tensor for tensor in reads if isinstance(tensor, torch.Tensor)]
+        return _clock_for(device)(lambda: node.target(*args, **kwargs), device, reads)  # type: ignore[operator]
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, IndexError, KeyError):
+        return Price(None, 0, None)
+
+
+def _made_up(node: fx.Node) -> Any:
+    """Inputs for a trial run; what only an op itself can make (seeds, indices) comes from running that op."""
+    value = node.meta["val"]
+    if is_item(node) and isinstance(value, torch.Tensor) and not value.dtype.is_floating_point:
+        source: Any = node.args[0]
+        args, kwargs = fx.map_arg((source.args, source.kwargs), _made_up)
+        return source.target(*args, **kwargs)[node.args[1]]
+    if isinstance(value, list | tuple):
+        return type(value)(_made_up_tensor(item) for item in value)
+    return _made_up_tensor(value)
+
+
+def _with_channels_last(made: Any) -> Any:
+    if not isinstance(made, torch.Tensor) or made.ndim != 4:
+        return made
+    return made.contiguous(memory_format=torch.channels_last)
+
+
+def _made_up_tensor(fake: Any) -> Any:
+    """Numbers in (0, 1), which every operator takes, and zeros, which index everything."""
+    if not isinstance(fake, torch.Tensor):
+        return fake
+    extent = fake.untyped_storage().nbytes() // fake.element_size()
+    flat = torch.zeros(extent, dtype=fake.dtype, device=fake.device)
+    if fake.dtype.is_floating_point or fake.dtype.is_complex:
+        flat = flat + torch.rand(flat.shape, device=fake.device).to(fake.dtype)
+    return lazily(flat.as_strided(fake.shape, fake.stride(), fake.storage_offset()), lazy(fake))
+
+
+_REPEATS = 3
+_ENOUGH_SECONDS = 0.02
+_IN_A_ROW = 4  # calls between two looks at a GPU's clock: as in a step, the next is queued while one runs
+
+
+_Clock = Callable[[Callable[[], Any], torch.device, list[torch.Tensor]], Price]
+
+
+def _clock_for(device: torch.device) -> _Clock:
+    return _time_on_cuda if device.type == "cuda" else _time_on_cpu
+
+
+def _time_on_cpu(call: Callable[[], Any], device: torch.device, reads: list[torch.Tensor]) -> Price:
+    """The bytes that kernels take inside are not seen here; those of operators that an operator calls are."""
+    tracker = live_storages(device)
+    with tracker.mode:
+        made = call()
+    outputs, workspace = outputs_of(made, reads, device), tracker.made_peak - tracker.made
+    del made
+    best = float("inf")
+    spent = 0.0
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+        spent += best
+        if spent > _ENOUGH_SECONDS:
+            break
+    return Price(best, workspace, outputs)
+
+
+def _time_on_cuda(call: Callable[[], Any], device: torch.device, reads: list[torch.Tensor]) -> Price:
+    call()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    made = call()
+    torch.cuda.synchronize(device)
+    outputs = outputs_of(made, reads, device)
+    workspace = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    del made
+    booked = _new_bytes(outputs, device)
+    workspace = min(workspace, max(torch.cuda.max_memory_allocated(device) - before - booked, 0))
+    times = []
+    for _ in range(_REPEATS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(_IN_A_ROW):
+            call()
+        end.record()
+        torch.cuda.synchronize(device)
+        times.append(start.elapsed_time(end) * 1e-3 / _IN_A_ROW)
+    return Price(sorted(times)[len(times) // 2], workspace, outputs)
+
+
+class _untouched:  # noqa: N801  # reads as a verb where it is used
+    """Run with no autograd, no dispatch modes and no autocast, and put the random state back."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.devices = [device] if device.type == "cuda" else []
+
+    def __enter__(self) -> None:
+        self.contexts = [
+            torch.random.fork_rng(devices=self.devices),
+            private("without_modes")(),
+            torch.no_grad(),
+            private("without_autocast")(),
+        ]
+        for context in self.contexts:
+            context.__enter__()
+
+    def __exit__(self, *failure: Any) -> None:
+        for context in reversed(self.contexts):
+            context.__exit__(*failure)

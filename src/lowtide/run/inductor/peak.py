@@ -1,0 +1,119 @@
+"""The peak of a compiled step, from what the texts of its two graphs hold in memory.
+
+The forward starts beside what is given: parameters, inputs, whatever else is on the device. The backward
+starts beside what the forward left and the tangents, and frees what was saved as it goes. What a library
+function takes for itself while it runs is not in the text: it is known from the prices of the ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import fx
+
+from ...capture.fx_nodes import tensors_of
+from ...capture.lift import Lifted
+from ...capture.op_classes import type_of
+from ...devices.allocator import rounded
+from ...prices.measured import Workspaces, is_convolution
+from ..generated_code.footprint import Footprint, footprint
+from ..generated_code.ledger import Handed
+from ..generated_code.moment import Moment, shapes_of
+
+__all__ = ["step_peak"]
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def step_peak(
+    lifted: Lifted,
+    forward: str,
+    backward: str,
+    *,
+    outputs: int,
+    tangents: Iterable[fx.Node],
+    expected: Iterable[fx.Node],
+    device: torch.device,
+) -> int:
+    """The bytes that a step with these texts has on the device at most.
+
+    `outputs` counts the user's own results of the forward; of the tangents, only the expected ones come.
+    """
+    graph = lifted.graph
+
+    def booked(size: int) -> int:
+        return rounded(size, device)
+
+    kind = device.type
+    start = graph.fixed_bytes + graph.given_bytes
+    first = footprint(forward, rounded=booked, device=kind)
+    coming = [_Tangent.of(node, lifted, booked) if node in expected else _Tangent(0, 0) for node in tangents]
+    given = [*_saved(first, outputs), *(tangent.freed for tangent in coming)]
+    second = footprint(backward, inputs=given, rounded=booked, device=kind)
+    workspace = _Workspace(lifted, device)
+    behind = start + first.left + sum(tangent.bytes for tangent in coming)
+    return max(
+        start + _peak(first, workspace),
+        behind + graph.boundary,
+        behind + _peak(second, workspace),
+    )
+
+
+class _Tangent(NamedTuple):
+    """The gradient of an output: its bytes, and how many of them the backward can free."""
+
+    bytes: int
+    freed: int
+
+    @classmethod
+    def of(cls, node: fx.Node, lifted: Lifted, booked: Callable[[int], int]) -> _Tangent:
+        tensor = node.meta["val"]
+        size = booked(tensor.numel() * tensor.element_size())
+        return cls(size, size if lifted.graph.value[lifted.value_of[node]].droppable else 0)
+
+
+def _saved(forward: Footprint, outputs: int) -> list[int | Handed]:
+    """What the forward hands to the backward: nothing is freed of what the caller holds."""
+    theirs = {item.storage for item in forward.outputs[:outputs] if item is not None}
+    kept: list[int | Handed] = []
+    for item in forward.outputs[outputs:]:
+        kept.append(0 if item is None or item.storage in theirs else item)
+    return kept
+
+
+def _peak(found: Footprint, workspace: _Workspace) -> int:
+    return max(found.peak, *(moment.bytes + workspace.at(moment) for moment in found.moments), 0)
+
+
+class _Workspace:
+    """What kernels of their own take while they run, by operator and shapes of the results.
+
+    What a convolution takes depends on the layout of what it reads, and Inductor chooses that.
+    """
+
+    def __init__(self, lifted: Lifted, device: torch.device) -> None:
+        self.known: dict[tuple[str, Shapes], int] = {}
+        self.convolutions: dict[tuple[str, Shapes], list[fx.Node]] = {}
+        measured = device.type == "cuda" and lifted.graph.prices.startswith("measured")
+        self.weigh = Workspaces(device) if measured else None
+        for op in lifted.graph.ops:
+            node = lifted.node_of[op.name]
+            key = (type_of(node).rpartition(".")[2], shapes_of(tensors_of(node)))
+            self.known[key] = max(self.known.get(key, 0), op.workspace)
+            if is_convolution(node):
+                self.convolutions.setdefault(key, []).append(node)
+
+    def at(self, moment: Moment) -> int:
+        key = (moment.call.rpartition(".")[2], moment.outputs)
+        nodes = self.convolutions.get(key)
+        if self.weigh is None or not nodes:
+            return self.known.get(key, 0)
+        alike = [node for node in nodes if _image_and_weight(node) == moment.inputs[:2]]
+        return max(self.weigh(node, channels_last=moment.channels_last) for node in alike or nodes)
+
+
+def _image_and_weight(node: fx.Node) -> Shapes:
+    """The shapes of the first two tensors that a convolution reads; the text may add its bias elsewhere."""
+    return tuple(shapes_of(tensors_of(part))[0] for part in node.all_input_nodes[:2])

@@ -1,0 +1,6 @@
+"""What torch holds around a step: autocast, random states, dispatch modes.
+
+In: nothing: it looks at the thread it is in.
+Out: states that can be compared, kept and put back.
+Imports: the file of private torch names.
+"""
