@@ -23,7 +23,7 @@ from typing import Any
 from torch._dynamo.callback import callback_handler
 
 from lowtide.prices import measured as cost
-from lowtide.run.inductor.step import CompiledStep
+from lowtide.run.inductor import step as compiled
 
 PATIENCE = 15.0
 """Seconds that one waits to measure before the door is shut: meanwhile others get ready to measure, too."""
@@ -132,10 +132,10 @@ def measure_prices_in(turn: Turn) -> None:
 
 def compile_beside(turn: Turn) -> None:
     """Let Lowtide leave the device to others while it compiles a step again, which torch does not see."""
-    original = CompiledStep.compile
+    original = compiled.compiled_runner
 
-    def compile_away(step: CompiledStep, inputs: Any) -> Any:
+    def compile_away(*stage: Any) -> Any:
         with turn.away():
-            return original(step, inputs)
+            return original(*stage)
 
-    CompiledStep.compile = compile_away  # type: ignore[method-assign]
+    compiled.compiled_runner = compile_away

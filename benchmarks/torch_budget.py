@@ -40,11 +40,12 @@ from torch.utils import flop_counter
 import lowtide
 from lowtide.capture.trace import Trace
 from lowtide.errors import LowtideError
-from lowtide.pipeline.pipeline import Captured, Piece
+from lowtide.pipeline.way_down import plan_step
 from lowtide.plans.graph import Graph
 from lowtide.plans.order import first_order, with_drops
 from lowtide.plans.schedule import Schedule
 from lowtide.plans.simulator import simulate
+from lowtide.stages import Planned, Priced
 
 __all__ = ["BUDGETS", "Partitions", "torch_budget_schedules"]
 
@@ -89,19 +90,13 @@ def torch_budget_schedules(
         raise LowtideError(f"torch's budget is a share from 0 to 1, not {wrong[0]}")
     found: list[Partitions] = []
 
-    class Watched(Piece):
+    def plan_and_watch(priced: Priced) -> Planned:
         """Shows the joint graph to torch's partitioner once it is planned, while the capture lasts."""
+        planned = plan_step(priced)
+        found.append(_partitions(planned.plan.graph, priced.captured.trace, budgets))
+        return planned
 
-        def partition(self, joint: fx.GraphModule, inputs: Any, **more: Any) -> Any:
-            try:
-                return super().partition(joint, inputs, **more)
-            except Captured:
-                assert self.trace is not None
-                assert self.plan is not None
-                found.append(_partitions(self.plan.graph, self.trace, budgets))
-                raise
-
-    with patch("lowtide.entry.api.Piece", Watched):
+    with patch("lowtide.pipeline.way_down.plan_step", plan_and_watch):
         plan = lowtide.plan(model, *batch, device=device, kwargs=kwargs)
     return plan.graph, found[0]
 

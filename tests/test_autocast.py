@@ -265,7 +265,7 @@ def test_verify_calls_the_backward_as_loops_do(name, monkeypatch):
         found = lowtide.verify(model, x, budget="min")
         assert found.verdict == "yes"
         # with the faults put back, it finds them
-        monkeypatch.setattr("lowtide.pipeline.pipeline.as_torch_reads_it", lambda state: "same_as_forward")
+        monkeypatch.setattr("lowtide.capture.joint_graph.as_torch_reads_it", lambda state: "same_as_forward")
         monkeypatch.setattr("lowtide.capture.trace.cast_once", lambda *_: None)
         torch._dynamo.reset()
         assert lowtide.verify(model, x, budget="min").different

@@ -11,7 +11,7 @@ from torch import nn
 import lowtide
 from lowtide.cache_folder import cache_folder
 from lowtide.devices.table import DEVICES, find_device
-from lowtide.pipeline import pipeline as capture
+from lowtide.pipeline import way_down
 from lowtide.prices import measured as cost
 from lowtide.prices import price_cache as pricelist
 from lowtide.prices.price_cache import PriceList
@@ -255,7 +255,7 @@ def test_convolutions_are_measured_in_the_layout_that_they_will_have(cache):
     def turned(*args, **options):
         return cost.price(*args, **{**options, "channels_last": True})
 
-    with mock.patch.object(capture, "price", turned):
+    with mock.patch.object(way_down, "price", turned):
         graph = measured(model, torch.randn(2, 4, 8, 8))
     known = json.loads(prices_file(cache).read_text())["prices"]
     assert {key.partition("(")[0] for key in known if key.endswith("channels last")} == {

@@ -16,11 +16,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import lowtide
 from lowtide._torch import private
+from lowtide.capture import untouched
 from lowtide.capture.realize import in_memory
 from lowtide.errors import BudgetTooSmall, NothingToTrain, UnsupportedBackward
-from lowtide.pipeline import pipeline as capture
+from lowtide.options import Options
+from lowtide.pipeline import way_down
 from lowtide.run.inductor import step as inductor
 from lowtide.run.inductor.images import hand_over_channels_last
+from lowtide.stages import Asked
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler here")
 
@@ -223,23 +226,21 @@ def rounds(monkeypatch, more):
     class Attempt:
         stopped, result = True, None
 
-        def __init__(self, step):
-            self.piece = step.piece
+        def __init__(self, wanted, _):
+            self.wanted = wanted
+            self.stage = SimpleNamespace(captured=SimpleNamespace(asked=SimpleNamespace(sketched=None)))
 
         def compile(self, *_):
-            asked.append(1000 - self.piece.spare)
+            asked.append(1000 - self.wanted.headroom)
             if asked[-1] < 400:
                 raise BudgetTooSmall("", budget=1000, smallest=400)
             peaks = {"peak": asked[-1] + more(asked[-1]), "timeline": SimpleNamespace(peak=asked[-1])}
             self.result = SimpleNamespace(budget=1000, graph=SimpleNamespace(device="cpu"), **peaks)
-            self.piece.plan = self.result
 
     monkeypatch.setattr(inductor, "_Attempt", Attempt)
     monkeypatch.setattr(inductor, "too_small", lambda *_: BudgetTooSmall("", budget=1000, smallest=0))
-    options = SimpleNamespace(budget=1000, plan=None)
-    piece = SimpleNamespace(spare=0, only_plan=False, plan=None, options=options, trace=None, lifted=None)
     with suppress(BudgetTooSmall):
-        inductor.CompiledStep(piece, None, ())
+        inductor.compiled_runner(Asked(Options.make(1000)), None, (), None)
     return asked
 
 
@@ -337,7 +338,8 @@ def test_a_plan_without_running_says_what_fuses():
 
 def test_a_tangent_that_the_engine_holds_is_not_written_over(monkeypatch):
     """Before torch 2.13 autograd holds the incoming gradients of a node while it runs."""
-    monkeypatch.setattr(capture, "frees_tangents", lambda: False)
+    for module in (untouched, way_down):
+        monkeypatch.setattr(module, "frees_tangents", lambda: False)
     model = nn.Sequential(nn.Linear(32, 64), nn.GELU())
     found = lowtide.plan(model, torch.rand(512, 32), executor="inductor")
     tangents = {value.name for value in found.graph.values if value.kind == "tangent"}
@@ -376,7 +378,7 @@ def images(monkeypatch, turns=True):
     decide = "torch._inductor.graph.GraphLowering.decide_layout_opt"
     monkeypatch.setattr(decide, lambda *_, **__: turns)
     private.cache_clear()
-    monkeypatch.setattr(capture, "hand_over_channels_last", look)
+    monkeypatch.setattr(way_down, "hand_over_channels_last", look)
     model, x = Residual(), torch.rand(4, 3, 16, 16)
     wanted = list(model.parameters())
     expected = torch.autograd.grad(model(x).square().sum(), wanted)

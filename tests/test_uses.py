@@ -13,9 +13,10 @@ from torch import nn
 from torch.nn import functional
 
 import lowtide
+from lowtide.capture import untouched
 from lowtide.console import log as say
 from lowtide.console import progress
-from lowtide.pipeline import pipeline as capture
+from lowtide.pipeline import way_down
 
 
 class Weights(nn.Module):
@@ -257,7 +258,8 @@ class LossAndLogits(nn.Module):
 @pytest.mark.parametrize("frees", [True, False])
 def test_an_output_that_is_not_differentiated_takes_no_gradient(frees, monkeypatch):
     """Neither its own, which older torch would hold to the end, nor a copy of the other one's."""
-    monkeypatch.setattr(capture, "frees_tangents", lambda: frees)
+    for module in (untouched, way_down):
+        monkeypatch.setattr(module, "frees_tangents", lambda: frees)
     model, words = LossAndLogits(), torch.arange(40).view(4, 10)
     plan = lowtide.plan(model, words)
     of_logits = [v for v in plan.graph.values if v.bytes == 40 * 50 * 4 and v.kind == "activation"]

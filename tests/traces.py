@@ -4,34 +4,40 @@ import contextlib
 from unittest import mock
 
 import lowtide
-from lowtide.entry import api
-from lowtide.pipeline.pipeline import Captured, Piece
+from lowtide.pipeline import eager_step, way_down
 
 
 def lifted(model, *batch, **options):
-    """The lifted graph of a step, before it is priced, and its trace."""
+    """The lifted graph of a step, fused where it is compiled, before it is priced, and its trace."""
     seen = []
+    price, price_step = way_down.price, way_down.price_step
 
-    class Look(Piece):
-        def priced(self, found):
-            seen.append((found, self.trace))
-            return super().priced(found)
+    def look(found, device, **choices):
+        seen.append(found)
+        return price(found, device, **choices)
 
-    with mock.patch.object(api, "Piece", Look):
+    def look_at_stage(captured):
+        seen.append(captured.trace)
+        return price_step(captured)
+
+    with (
+        mock.patch.object(way_down, "price", look),
+        mock.patch.object(way_down, "price_step", look_at_stage),
+    ):
         lowtide.plan(model, *batch, **options)
-    return seen[0]
+    trace, found, *_ = seen
+    return found, trace
 
 
 def joint(model, *batch):
     """The joint graph as torch hands it over, no pass applied, its primals and its tangents."""
     seen = []
 
-    class Look(Piece):
-        def partition(self, module, inputs, **_):
-            seen.append(module)
-            raise Captured
+    def look(asked, module, forward_outputs):
+        seen.append(module)
+        raise lowtide.CaptureError("seen")
 
-    with mock.patch.object(api, "Piece", Look), contextlib.suppress(lowtide.CaptureError):
+    with mock.patch.object(eager_step, "lowered", look), contextlib.suppress(lowtide.CaptureError):
         lowtide.plan(model, *batch)
     (module,) = seen
     given = module.graph.find_nodes(op="placeholder")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from .._torch import capture_settings, held, private, usual_stance
+from ..capture.joint_graph import capturing
 from ..capture.meta_model import fakes_for_meta
 from ..capture.torch_errors import clear_errors, users_error
 from ..console.call_fit import misfit, takes_by_name
@@ -18,10 +19,12 @@ from ..console.log import planning
 from ..errors import CaptureError, GraphBreak, LowtideError
 from ..measuring.trial import modules_of
 from ..options import Options
+from ..pipeline.in_flight import Caller
 from ..pipeline.optimizer_steps import capped_around, forget, watch
-from ..pipeline.pipeline import Captured, Piece, capturing
+from ..pipeline.runnable_step import runnable
 from ..plans.planned_step import Plan
 from ..sketching.marker import leaving_marks
+from ..stages import Asked, OnlyPlanned
 from ..units import Budget
 from .capped import Capped, fresh
 from .in_place import capped_of, put, remove, replaced
@@ -177,12 +180,12 @@ def plan(
     refuse_what_is_not_captured()
     refuse_lazy(module for _, module in modules_of(model))
     chosen = Options.make(budget, prices=prices, **options)
-    piece = Piece(chosen, target=None if device is None else str(device), only_plan=True)
+    asked = Asked(chosen, target=None if device is None else str(device), only_plan=True)
     function = _call_of(model) if isinstance(model, torch.nn.Module) else model
 
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         refuse_part(module)
-        return piece.compile(module, inputs)
+        return runnable(asked, Caller(), module, inputs)
 
     step = torch.compile(fresh(function), backend=backend, fullgraph=True, dynamic=False)
     try:
@@ -199,13 +202,14 @@ def plan(
         ):
             step(*args, **named)
     except private("BackendCompilerFailed") as error:
-        if not isinstance(error.inner_exception, Captured):
+        if not isinstance(error.inner_exception, OnlyPlanned):
             raise
+        made = error.inner_exception.plan
     except CaptureError as error:
         raise _told(error, model, batch, kwargs or {}) from error.__cause__
-    if piece.plan is None:
+    else:
         raise CaptureError("torch captured no graph: the step has no tensor operation")
-    made = piece.plan if piece.plan.budget is None else piece.plan.with_bound()
+    made = made if made.budget is None else made.with_bound()
     return replace(made, notes=(*made.notes, *_note_on_eval(model)))
 
 

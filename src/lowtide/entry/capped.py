@@ -11,7 +11,7 @@ import threading
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from .._torch import capture_settings, count_global_hooks, outside_dynamo, private, usual_stance
+from ..capture.joint_graph import capturing
 from ..capture.torch_errors import CAPPED_INSIDE, clear_errors
 from ..console.log import log, planning, say_plan
 from ..errors import BudgetTooSmall, CaptureError
@@ -26,10 +27,11 @@ from ..measuring.trial import Trial, modules_of
 from ..options import Options, limit
 from ..pipeline.in_flight import BAND, Caller, held_beside, some_plan, too_many
 from ..pipeline.optimizer_steps import changes
-from ..pipeline.pipeline import Piece, capturing
+from ..pipeline.runnable_step import RunnableStep, runnable
 from ..plans.planned_step import Plan
 from ..plans.simulator import simulate
 from ..sketching.marker import leaving_marks
+from ..stages import Asked
 from ..torch_state.autocast_state import State, present_state
 from ..torch_state.dispatch_modes import with_foreign_modes, without_foreign_modes
 from ..units import format_bytes
@@ -54,7 +56,7 @@ def _present_graphs() -> int | None:
 
 @dataclass(eq=False)
 class Entry:
-    """The compiled step of one shape, and the plans of its pieces.
+    """The compiled step of one shape, and the plans of its parts.
 
     It is traced for a backward in the state `autocast`, and planned beside other calls that hold `beside`
     bytes.
@@ -65,16 +67,16 @@ class Entry:
     autocast: State = ()
     beside: int = 0
     call: Callable[..., Any] | None = None
-    pieces: list[Piece] = field(default_factory=list)
-    ran: list[Piece] = field(default_factory=list)
+    parts: list[RunnableStep] = field(default_factory=list)
+    ran: list[RunnableStep] = field(default_factory=list)
     with_bands: dict[Any, tuple[Plan, Plan]] = field(default_factory=dict)
     looked: int = -1
     state: int = 0
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the last step, or of its largest piece; the sketched layers are those of all pieces."""
-        plans = [piece.plan for piece in self.ran if piece.plan is not None]
+        """The plan of the last step, or of its largest part; the sketched layers are those of all parts."""
+        plans = [part.plan for part in self.ran if part.plan is not None]
         if len(plans) < 2:
             return plans[0] if plans else None
         sketched, trimmed = (
@@ -113,13 +115,13 @@ class Entry:
         """Bytes of optimizer state that are there now and that the plan does not count."""
         if self.looked != changes():
             self.looked = changes()
-            self.state = max((piece.uncounted_state() for piece in self.pieces), default=0)
+            self.state = max((part.uncounted_state() for part in self.parts), default=0)
         return self.state
 
     def gradients(self) -> int:
         """Bytes of gradients that are there now and that the plan does not count."""
-        uncounted = (piece.given for piece in self.ran if not piece.given.accumulating)
-        return sum(size for given in uncounted for size in given.present_gradients())
+        uncounted = (part.inputs for part in self.ran if not part.inputs.accumulating)
+        return sum(size for inputs in uncounted for size in inputs.present_gradients())
 
 
 def _with_more(plan: Plan, bands: dict[str, int]) -> Plan:
@@ -162,7 +164,7 @@ class Capped:
         try:
             return self.run(entry, args, kwargs)
         except CaptureError as error:
-            if any(piece.plan for piece in entry.pieces):
+            if any(part.plan for part in entry.parts):
                 raise
             installed = self.install(error, args, kwargs)
         result = self.run(self.entry(args, kwargs), args, kwargs)
@@ -171,14 +173,14 @@ class Capped:
 
     def run(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of a compiled step, which plans it where it is new."""
-        before = len(entry.pieces)
+        before = len(entry.parts)
         uncounted = entry.uncounted()
         entry.ran = []
         _present.graphs = 0
         try:
             with (
                 self.one_at_a_time(entry),
-                nullcontext() if entry.pieces else planning(),
+                nullcontext() if entry.parts else planning(),
                 clear_errors(),
                 without_foreign_modes(),
                 usual_stance(),
@@ -197,8 +199,8 @@ class Capped:
         self.plan = entry.plan_with(uncounted) or self.plan
         if entry.plan is None:
             self.say("torch captured nothing of this step to plan: it ran plainly, without a cap")
-        if len(entry.pieces) > before:
-            self.say_plans(entry.pieces[before:])
+        if len(entry.parts) > before:
+            self.say_plans(entry.parts[before:])
         return result
 
     def install(self, error: CaptureError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -226,6 +228,15 @@ class Capped:
         """The modules of the step."""
         return [module for _, module in modules_of(self.function if self.module is None else self.module)]
 
+    def trained(self) -> Iterator[torch.Tensor]:
+        """What it trains, as far as that is known: of modules that it holds, and of its plans."""
+        for module in self.modules():
+            yield from module.parameters()
+        for entry in list(self.entries.values()):
+            for ref in (ref for part in entry.parts for ref in part.inputs.trained):
+                if (tensor := ref()) is not None:
+                    yield tensor
+
     @property
     def name(self) -> str:
         """What a user calls this step."""
@@ -249,7 +260,7 @@ class Capped:
 
     def one_at_a_time(self, entry: Entry) -> AbstractContextManager[Any]:
         """Let only one thread capture at a time; planned steps need no lock."""
-        return nullcontext() if entry.pieces else capturing
+        return nullcontext() if entry.parts else capturing
 
     def trains(self) -> bool:
         if not torch.is_grad_enabled():
@@ -339,11 +350,11 @@ class Capped:
     def forget_failed(self, entry: Entry) -> None:
         """An entry that never got a plan is not kept: the next call starts anew."""
         with self.lock:
-            if not any(piece.plan for piece in entry.pieces):
+            if not any(part.plan for part in entry.parts):
                 self.entries = OrderedDict((k, e) for k, e in self.entries.items() if e is not entry)
 
-    def say_plans(self, pieces: list[Piece]) -> None:
-        for plan in (piece.plan for piece in pieces if piece.plan is not None):
+    def say_plans(self, parts: list[RunnableStep]) -> None:
+        for plan in (part.plan for part in parts if part.plan is not None):
             say_plan(plan)
             for note in plan.notes:
                 self.say(note)
@@ -369,16 +380,16 @@ def _backend_for(entry: Entry) -> Callable[..., Any]:
             refuse_part(module)
             if _present.graphs:
                 refuse_second_part()
-        piece = Piece(owner.options, caller=owner.caller, autocast=owner.autocast, beside=owner.beside)
-        run = piece.compile(module, inputs)
+        asked = Asked(owner.options, autocast=owner.autocast, beside=owner.beside)
+        part = runnable(asked, owner.caller, module, inputs)
         _present.graphs += 1
-        owner.pieces.append(piece)
+        owner.parts.append(part)
 
         def call(*args: Any) -> Any:
             now = weak()
             if now is not None:
-                now.ran.append(piece)
-            return run(*args)
+                now.ran.append(part)
+            return part(*args)
 
         return with_foreign_modes(call)
 

@@ -20,7 +20,8 @@ from ..errors import LowtideError
 from ..options import Options
 from ..pipeline.in_flight import Caller
 from ..pipeline.optimizer_steps import changes, look_at_steps
-from ..pipeline.pipeline import Piece
+from ..pipeline.runnable_step import RunnableStep, runnable
+from ..stages import Asked
 from ..torch_state.autocast_state import State
 from .whole_steps import refuse_part
 
@@ -69,28 +70,28 @@ class _Planned:
         self.options = options
         self.caller = Caller("this compiled step")
         self.looked = changes()
-        self.planned: dict[State, tuple[Piece, Callable[..., Any]]] = {}
+        self.planned: dict[State, RunnableStep] = {}
         self.plan(inputs)
 
     def __call__(self, *args: Any) -> Any:
         if self.looked != changes():
             self.looked = changes()
-            self.planned = {state: found for state, found in self.planned.items() if not _outgrown(found[0])}
+            self.planned = {state: found for state, found in self.planned.items() if not _outgrown(found)}
         if self.caller.autocast not in self.planned:
             self.plan(args)
-        return self.planned[self.caller.autocast][1](*args)
+        return self.planned[self.caller.autocast](*args)
 
     def plan(self, inputs: Any) -> None:
-        piece = Piece(self.options, caller=self.caller, autocast=self.caller.autocast)
-        self.planned[piece.autocast] = piece, piece.compile(self.module, inputs)
-        if piece.plan is not None:
-            say_plan(piece.plan)
+        asked = Asked(self.options, autocast=self.caller.autocast)
+        step = self.planned[asked.autocast] = runnable(asked, self.caller, self.module, inputs)
+        if step.plan is not None:
+            say_plan(step.plan)
 
 
-def _outgrown(piece: Piece) -> bool:
+def _outgrown(step: RunnableStep) -> bool:
     """Whether the optimizer state that is there now does not fit beside the plan."""
-    plan = piece.plan
-    return plan is not None and plan.budget is not None and plan.peak + piece.uncounted_state() > plan.budget
+    plan = step.plan
+    return plan is not None and plan.budget is not None and plan.peak + step.uncounted_state() > plan.budget
 
 
 class _PerShape:

@@ -12,16 +12,12 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..devices.optimizers import each_optimizer, levels, state_bytes, state_tensors
-from ..measuring.trial import modules_of
-
-if TYPE_CHECKING:
-    from ..entry.capped import Capped
 
 __all__ = [
     "Seen",
@@ -38,6 +34,25 @@ __all__ = [
 _CUDA = torch.device("cuda")
 _OFTEN = 128
 """Steps between two full counts of a state whose outlines have not changed; chosen."""
+
+
+class Capped(Protocol):
+    """Something capped: a module or a function, and how many of its calls went through a plan."""
+
+    module: torch.nn.Module | None
+    calls: int
+
+    @property
+    def name(self) -> str:
+        """What a user calls it."""
+
+    def trained(self) -> Iterable[torch.Tensor]:
+        """What it trains, as far as that is known."""
+
+    def say(self, message: str) -> None:
+        """Say something once."""
+
+    def __hash__(self) -> int: ...
 
 
 class Seen:
@@ -91,7 +106,7 @@ def watch(capped: Capped) -> None:
     """Look at the steps of optimizers for something capped."""
     look_at_steps(capped)
     _caps.add(capped)
-    if any(parameter.grad is not None for parameter in _parameters(capped)):
+    if any(parameter.grad is not None for parameter in capped.trained()):
         _with_gradients.add(capped)  # the next step may be that of a backward before the cap
 
 
@@ -185,9 +200,9 @@ def _say_what_went_past(optimizer: Any, called: list[Capped], others: list[Cappe
     """Say where parameters have gradients that no call since the last step can have made."""
     moved = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
     for capped in called:
-        moved -= set(map(id, _parameters(capped)))
+        moved -= set(map(id, capped.trained()))
     for capped in others:
-        if moved.isdisjoint(map(id, _parameters(capped))):
+        if moved.isdisjoint(map(id, capped.trained())):
             continue
         if capped in _with_gradients:
             _with_gradients.discard(capped)
@@ -195,21 +210,13 @@ def _say_what_went_past(optimizer: Any, called: list[Capped], others: list[Cappe
             capped.say(_went_past(capped))
 
 
-def _parameters(capped: Capped) -> Iterator[torch.Tensor]:
-    """What a capped callable trains, as far as that is known: of modules that it holds, and of its plans."""
-    for _, module in modules_of(capped.function if capped.module is None else capped.module):
-        yield from module.parameters()
-    for entry in list(capped.entries.values()):
-        for ref in (ref for piece in entry.pieces for ref in piece.given.trained):
-            if (tensor := ref()) is not None:
-                yield tensor
-
-
 def _went_past(capped: Capped) -> str:
     module = capped.module
-    name = getattr(capped.function, "__name__", "the function") if module is None else type(module).__name__
     how = "never" if not capped.calls else "not since the step before"
-    told = f"{name} is capped, and an optimizer step has trained it, but it was {how} called under its plan: "
+    told = (
+        f"{capped.name} is capped, and an optimizer step has trained it, but it was {how} called under its "
+        "plan: "
+    )
     if module is not None and not module.training:
         return told + "it is in eval mode, where it runs plainly; model.train() before the training step"
     return told + (

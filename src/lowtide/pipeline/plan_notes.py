@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from ..capture.trace import Trace
-from ..options import Options
 from ..plans.graph import Graph
 from ..plans.keep_all import keep_all
 from ..plans.simulator import simulate
+from ..stages import Asked
 from ..units import format_bytes
 
 __all__ = ["notes_on"]
@@ -18,9 +17,7 @@ WORTH_A_WORD = 0.05
 """Outputs beside the loss are spoken of from this share of the uncapped peak on."""
 
 
-def notes_on(
-    trace: Trace, graph: Graph, options: Options, target: str | None, sketches: Any
-) -> Iterator[str]:
+def notes_on(trace: Trace, graph: Graph, asked: Asked) -> Iterator[str]:
     """The notes of a plan for a captured step."""
     if (size := _returned_beside_loss(trace, graph)) > 0:
         yield (
@@ -32,15 +29,15 @@ def notes_on(
             "the loss is computed outside of the captured step: the prediction sets bytes aside for it "
             "but does not know it (put it inside, or name its bytes with outside=)"
         )
-    if target is not None:
+    if asked.target is not None:
         yield (
-            f"planned for {target} from a trace on {trace.device}: attention and normalisation appear as "
-            "they run here"
+            f"planned for {asked.target} from a trace on {trace.device}: attention and normalisation appear "
+            "as they run here"
         )
-    if options.allow_breaks:
+    if asked.options.allow_breaks:
         yield "the step may have graph breaks: the promise covers each captured piece by itself"
-    if sketches is not None:
-        yield str(sketches)
+    if asked.sketched is not None:
+        yield asked.sketched.words
 
 
 def _returned_beside_loss(trace: Trace, graph: Graph) -> int:

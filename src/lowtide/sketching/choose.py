@@ -3,53 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+
+from torch import fx
 
 from ..capture.fx_nodes import storage_of, tensors_of
 from ..errors import BudgetTooSmall
 from ..plans.keep_all import keep_all
 from ..plans.simulator import simulate
+from ..stages import Asked, Planned, Priced, Sketched
 from ..units import format_bytes
 from .decide import Draft, decide
 from .marks import Mark, of_layers, ranked
 from .replace import MarkedStep
 
-if TYPE_CHECKING:
-    from ..pipeline.pipeline import Piece
-
-__all__ = ["Sketches", "choose"]
+__all__ = ["choose"]
 
 _MOST_SHOWN = 8
 
 
-@dataclass(frozen=True)
-class Sketches:
-    """The layers that keep a sketch, of so many that may, and by how many bytes that is smaller.
-
-    `exact` are those that keep the rows that get a gradient in its place; `whole` is the uncapped peak of
-    the step with neither.
-    """
-
-    layers: tuple[str, ...]
-    exact: tuple[str, ...]
-    able: int
-    saved: int
-    whole: int
-
-    def __str__(self) -> str:
-        sketched, trimmed = len(self.layers), len(self.exact)
-        parts = [f"{sketched} of {self.able} sketched layers keep a sketch" + _places(self.layers)]
-        if trimmed:
-            parts.append(f"{trimmed} keep only the rows that get a gradient" + _places(self.exact))
-        if self.saved:
-            parts.append(f"that is {format_bytes(self.saved)} less than their inputs")
-        if not sketched:
-            parts.append("the step is exact")
-        elif sketched + trimmed < self.able:
-            parts.append("the others are exact")
-        return "; ".join(parts) + (": lowtide.noise shows the noise" if sketched else "")
+def _in_words(layers: Sequence[str], exact: Sequence[str], able: int, saved: int) -> str:
+    """What was chosen of the layers that may keep a sketch, as the note of a plan."""
+    parts = [f"{len(layers)} of {able} sketched layers keep a sketch" + _places(layers)]
+    if exact:
+        parts.append(f"{len(exact)} keep only the rows that get a gradient" + _places(exact))
+    if saved:
+        parts.append(f"that is {format_bytes(saved)} less than their inputs")
+    if not layers:
+        parts.append("the step is exact")
+    elif len(layers) + len(exact) < able:
+        parts.append("the others are exact")
+    return "; ".join(parts) + (": lowtide.noise shows the noise" if layers else "")
 
 
 def _places(layers: Sequence[str]) -> str:
@@ -61,69 +46,71 @@ def _places(layers: Sequence[str]) -> str:
     return f" ({shown})" if found else ""
 
 
-def choose(piece: Piece, marked: MarkedStep, forward_outputs: int) -> Piece:
-    """The piece, planned, with as few of the marked layers sketched as its budget needs.
+Price = Callable[[Asked, fx.GraphModule], Priced]
+Limit = Callable[[Priced], int | None]
+Plan = Callable[[Priced], Planned]
 
-    A plan that was given brings its choice along. Where a step is planned again for less, its choice stands
-    while that fits.
+
+def choose(asked: Asked, marked: MarkedStep, *, price: Price, limit: Limit, plan: Plan) -> Planned:
+    """The step, planned, with as few of the marked layers sketched as its budget needs.
+
+    A plan that was handed in brings its choice along. Where a step is planned again for less, its choice
+    stands while that fits. `price`, `limit` and `plan` are the ways to a priced stage, to the bytes that it
+    may take, and to a plan of it.
     """
-    drafts = _Drafts(piece, marked, forward_outputs)
-    given, before = piece.options.plan, piece.sketches
-    if given is not None:
-        return _first_that_fits([drafts.make(given.sketched + given.trimmed)])
+    drafts = _Drafts(asked, marked, price, limit)
+    handed_in, before = asked.options.plan, asked.sketched
+    if handed_in is not None:
+        return _first_that_fits([drafts.make(handed_in.sketched + handed_in.trimmed)], plan)
     able = ranked(marked.marks, drafts.seconds())
     if before is not None:
-        return _first_that_fits([drafts.make(before.layers + before.exact), drafts.of(able)])
-    return _first_that_fits(decide(able, drafts.of))
+        return _first_that_fits([drafts.make(before.layers + before.exact), drafts.of(able)], plan)
+    return _first_that_fits(decide(able, drafts.of), plan)
 
 
-def _first_that_fits(drafts: Iterable[Draft[Piece]]) -> Piece:
+def _first_that_fits(drafts: Iterable[Draft[Priced]], plan: Plan) -> Planned:
     """Plan one after the other in full until there is a plan."""
     errors = []
     for draft in dict.fromkeys(drafts):
         try:
-            draft.step.make_plan()
+            return plan(draft.step)
         except BudgetTooSmall as error:
             errors.append(error)
-        else:
-            return draft.step
     raise min(errors, key=lambda error: error.smallest)
 
 
 class _Drafts:
     """The step with any of its marks sketched, each made once."""
 
-    def __init__(self, piece: Piece, marked: MarkedStep, forward_outputs: int) -> None:
-        self.piece, self.marked, self.forward_outputs = piece, marked, forward_outputs
+    def __init__(self, asked: Asked, marked: MarkedStep, price: Price, limit: Limit) -> None:
+        self.asked, self.marked, self.price, self.limit = asked, marked, price, limit
         self.able = len(_layers(marked.marks))
-        self.made: dict[tuple[str, ...], Draft[Piece]] = {}
-        self.whole = 0 if piece.sketches is None else piece.sketches.whole
+        self.made: dict[tuple[str, ...], Draft[Priced]] = {}
+        self.whole = 0 if asked.sketched is None else asked.sketched.whole
 
-    def of(self, groups: Sequence[Collection[str]]) -> Draft[Piece]:
+    def of(self, groups: Sequence[Collection[str]]) -> Draft[Priced]:
         """The step with groups of layers sketched."""
         return self.make({layer for group in groups for layer in group})
 
-    def make(self, layers: Collection[str]) -> Draft[Piece]:
+    def make(self, layers: Collection[str]) -> Draft[Priced]:
         """The step with some layers sketched, traced and priced."""
         chosen = of_layers(self.marked.marks, layers)
         noisy, exact = (_layers(mark for mark in chosen if bool(mark.part) is some) for some in (False, True))
         names = noisy + exact
         if names not in self.made:
             saved = sum(mark.saved for mark in chosen)
-            sketches = Sketches(noisy, exact, self.able, saved, self.whole)
-            step = replace(self.piece, sketches=sketches)
-            step.take(self.marked.replaced(chosen), self.forward_outputs)
-            assert step.lifted is not None
+            words = _in_words(noisy, exact, self.able, saved)
+            asked = replace(self.asked, sketched=Sketched(noisy, exact, saved, self.whole, words))
+            step = self.price(asked, self.marked.replaced(chosen))
             graph = step.lifted.graph
             if not names:
                 self.whole = simulate(graph, keep_all(graph)).peak
-            self.made[names] = Draft(step, graph, step.room())
+            self.made[names] = Draft(step, graph, self.limit(step))
         return self.made[names]
 
     def seconds(self) -> dict[int, float]:
         """What each value of the exact step takes to be computed, by the storage of its tensor."""
         lifted = self.make(()).step.lifted
-        assert lifted is not None
         return {
             storage_of(tensor): op.seconds
             for op in lifted.graph.ops

@@ -12,28 +12,27 @@ import copy
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import fx
 
 from ..._torch import generated_code, private, written_down_where_asked
+from ...capture.joint_graph import aot_settings
 from ...console.log import log
 from ...errors import BudgetTooSmall
 from ...planner.follow import plan_too_large
 from ...planner.too_small import too_small
 from ...plans.planned_step import Plan
+from ...stages import Asked, Lowered, Runner
 from ...units import format_bytes, parse_budget
 from ..backward import CompiledBackward
 from ..generated_code.reader import UnreadableSourceError
 from .peak import step_peak
 from .scheduler_order import Fusions, PlannedOrder
 
-if TYPE_CHECKING:
-    from ...pipeline.pipeline import Piece
-
-__all__ = ["CompiledStep"]
+__all__ = ["compiled_runner"]
 
 _ROUNDS = 5
 _SETTINGS = {
@@ -44,89 +43,116 @@ _SETTINGS = {
 }
 
 
-class CompiledStep:
-    """A step of fused kernels; it is planned again where it needs more than its budget.
+Lower = Callable[[Asked, fx.GraphModule, int], Lowered]
+"""The way down from Inductor's joint graph to the pair that it compiles."""
 
-    What the generated code allocates is known before it runs. On a GPU, where libraries take memory of their
-    own, the first step is watched as well.
+
+def compiled_runner(asked: Asked, module: fx.GraphModule, inputs: Sequence[Any], lower: Lower) -> Runner:
+    """The runner of a step of fused kernels, compiled until its buffers fit the budget.
+
+    A few times at most, and the smallest plan last. Where less is asked for than the smallest plan has, one
+    between it and what did not fit comes first.
+    """
+    smallest: Plan | None = None
+    missed: Plan | None = None
+    last = False
+    for turn in itertools.count(1):
+        attempt = _Attempt(asked, lower)
+        try:
+            run = attempt.compile(copy.deepcopy(module), inputs)
+        except BudgetTooSmall as error:
+            if last or asked.only_plan:  # nothing is compiled that could show less than predicted
+                raise
+            last = missed is None or turn >= _ROUNDS - 1
+            above = 0 if last or missed is None else missed.timeline.peak - error.smallest
+            asked = replace(asked, headroom=error.budget - error.smallest - max(0, above // 2))
+            continue
+        except Exception:
+            if not attempt.stopped:
+                raise
+        if attempt.stage is None:  # no gradient passes here
+            return Runner(run, None, asked.inputs)
+        plan = attempt.result or attempt.plan()
+        stage, attempt.stage = attempt.stage, None  # Inductor keeps the attempt, and need not keep the graphs
+        asked = replace(asked, sketched=stage.captured.asked.sketched)  # the choice of this round
+        if plan.budget is None or plan.peak <= plan.budget:
+            first = attempt.first_step
+            first.plan = plan
+            return stage.runner(first.watching(run), plan, _SecondCompile(asked, module, lower, first))
+        if asked.options.plan is not None:
+            raise plan_too_large(plan, asked.options.budget)
+        smallest = plan if smallest is None or plan.peak < smallest.peak else smallest
+        missed = plan
+        if last:
+            break
+        asked = leave_more(asked, plan, plan.peak - plan.budget, all_of_it=turn >= _ROUNDS - 1)
+    assert smallest is not None
+    assert smallest.budget is not None
+    raise too_small(smallest, asked.options.budget or parse_budget(smallest.budget), smallest.budget)
+
+
+def leave_more(asked: Asked, plan: Plan, over: int, *, all_of_it: bool = False) -> Asked:
+    """Ask for less: for a peak that is lower than this plan's by more than was missing."""
+    assert plan.budget is not None
+    missing = format_bytes(over)
+    log.info(f"the compiled step needs {missing} more than its budget: planning again with less")
+    wanted = 0 if all_of_it else plan.timeline.peak - over - (over >> 2)
+    return replace(asked, headroom=max(asked.headroom + 1, plan.budget - wanted))
+
+
+class FirstStep:
+    """The first step of a compiled plan on a GPU, where libraries take memory of their own: it is watched.
+
+    `over` is how far the device's allocator was above the budget then.
     """
 
-    def __init__(self, piece: Piece, module: fx.GraphModule, inputs: Sequence[Any]) -> None:
-        self.piece = piece
-        self.module = module
-        self.device = torch.device("cpu")
-        self.watched = False
+    def __init__(self) -> None:
+        self.plan: Plan | None = None
         self.over = 0
-        self.run = self.compile(inputs)
+        self.done = False
 
-    def __call__(self, *args: Any) -> Any:
-        if self.over:
-            self.leave_more(self.over)
-            self.over = 0
-            self.run = self.compile(args)
-        if not self.watched and self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-        return self.run(*args)
+    def watching(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """The function of the step, with the allocator's peak counted from its first call on."""
+        device = self.device
+        if device is None:
+            return run
 
-    def compile(self, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile until the buffers fit the budget; a few times at most, and the smallest plan last.
+        def call(*args: Any) -> Any:
+            if not self.done:
+                torch.cuda.reset_peak_memory_stats(device)
+            return run(*args)
 
-        Where less is asked for than the smallest plan has, one between it and what did not fit comes first.
-        """
-        smallest: Plan | None = None
-        missed: Plan | None = None
-        last = False
-        for turn in itertools.count(1):
-            attempt = _Attempt(self)
-            try:
-                run = attempt.compile(copy.deepcopy(self.module), inputs)
-            except BudgetTooSmall as error:
-                if last or self.piece.only_plan:  # nothing is compiled that could show less than predicted
-                    raise
-                last = missed is None or turn >= _ROUNDS - 1
-                above = 0 if last or missed is None else missed.timeline.peak - error.smallest
-                self.piece.spare = error.budget - error.smallest - max(0, above // 2)
-                continue
-            except Exception:
-                if not attempt.stopped:
-                    raise
-            if self.piece.plan is None:  # no gradient passes here
-                return run
-            plan = self.piece.plan = attempt.result or attempt.plan()
-            self.device = torch.device(plan.graph.device)
-            self.piece.trace = self.piece.lifted = None
-            if plan.budget is None or plan.peak <= plan.budget:
-                return run
-            if self.piece.options.plan is not None:
-                raise plan_too_large(plan, self.piece.options.budget)
-            smallest = plan if smallest is None or plan.peak < smallest.peak else smallest
-            missed = plan
-            if last:
-                break
-            self.leave_more(plan.peak - plan.budget, all_of_it=turn >= _ROUNDS - 1)
-        assert smallest is not None
-        assert smallest.budget is not None
-        raise too_small(smallest, self.piece.options.budget or parse_budget(smallest.budget), smallest.budget)
+        return call
 
-    def leave_more(self, over: int, *, all_of_it: bool = False) -> None:
-        """Plan for less from now on: for a peak that is lower than this plan's by more than was missing."""
-        plan = self.piece.plan
-        assert plan is not None
-        assert plan.budget is not None
-        missing = format_bytes(over)
-        log.info(f"the compiled step needs {missing} more than its budget: planning again with less")
-        wanted = 0 if all_of_it else plan.timeline.peak - over - (over >> 2)
-        self.piece.spare = max(self.piece.spare + 1, plan.budget - wanted)
+    @property
+    def device(self) -> torch.device | None:
+        """The GPU that is watched."""
+        where = torch.device("cpu" if self.plan is None else self.plan.graph.device)
+        return where if where.type == "cuda" else None
 
-    def look_at_first_step(self) -> None:
-        """Called behind the backward: note how far the device's allocator was above the budget."""
-        plan = self.piece.plan
-        if self.watched or plan is None or self.device.type != "cuda":
+    def look(self) -> None:
+        """Called after the backward."""
+        if self.done or self.plan is None or self.device is None:
             return
-        self.watched = True
-        peak = torch.cuda.max_memory_allocated(self.device)
-        if plan.budget is not None and peak > plan.budget:
-            self.over, self.watched = peak - plan.budget, False
+        self.done = True
+        if self.plan.budget is not None:
+            self.over = max(0, torch.cuda.max_memory_allocated(self.device) - self.plan.budget)
+
+
+@dataclass(frozen=True)
+class _SecondCompile:
+    """Asked before each call: the runner of another round, where the first step took more than its budget."""
+
+    asked: Asked
+    module: fx.GraphModule
+    lower: Lower
+    first: FirstStep
+
+    def __call__(self, args: Sequence[Any]) -> Runner | None:
+        plan, over = self.first.plan, self.first.over
+        if not over or plan is None:
+            return None
+        return compiled_runner(leave_more(self.asked, plan, over), self.module, args, self.lower)
 
 
 class Partitioner(private("CustomPartitionerFn")):  # type: ignore[misc]
@@ -135,22 +161,19 @@ class Partitioner(private("CustomPartitionerFn")):  # type: ignore[misc]
     torch copies it and writes it into the keys of its caches; there it is a name of the plan.
     """
 
-    def __init__(self, piece: Piece) -> None:
-        self.piece = piece
+    def __init__(self, attempt: _Attempt) -> None:
+        self.attempt = attempt
 
     def __call__(
-        self, joint: fx.GraphModule, inputs: Any, **facts: Any
+        self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         joint.graph = private("fx_graph_cse")(joint.graph)
-        return self.piece.partition(joint, inputs, **facts)
+        stage = self.attempt.lowered(joint, num_fwd_outputs)
+        return stage.forward, stage.backward
 
     def uuid(self) -> str:
-        """A name of the plan: a compiled graph in a cache serves this plan and no other."""
-        plan = self.piece.plan
-        text = repr(self.piece.options.budget)
-        if plan is not None:
-            text += plan.schedule.to_json() + plan.graph.fingerprint + repr((plan.sketched, plan.trimmed))
-        return "lowtide " + hashlib.sha256(text.encode()).hexdigest()
+        """A name of the plan: a compiled graph in a cache is for this plan and no other."""
+        return "lowtide " + hashlib.sha256(self.attempt.name.encode()).hexdigest()
 
     def __deepcopy__(self, memo: Any) -> Partitioner:
         return self
@@ -160,22 +183,32 @@ class Partitioner(private("CustomPartitionerFn")):  # type: ignore[misc]
 
 
 class _Attempt:
-    """One compilation of a piece; it is stopped where the text of the backward shows a peak over the budget.
+    """One compilation of a step; it is stopped where the text of the backward shows a peak over the budget.
 
     No kernel of that backward has been compiled then. `result` is the plan with that peak.
     """
 
-    def __init__(self, step: CompiledStep) -> None:
-        self.step = step
-        self.piece = step.piece
+    def __init__(self, asked: Asked, lower: Lower) -> None:
+        self.asked = asked
+        self.lower = lower
+        self.stage: Lowered | None = None
+        self.name = repr(asked.options.budget)
         self.texts: dict[bool, str] = {}
         self.result: Plan | None = None
         self.stopped = False
+        self.first_step = FirstStep()
+
+    def lowered(self, joint: fx.GraphModule, forward_outputs: int) -> Lowered:
+        """The stage of this attempt, which the compilers of its two graphs ask for afterwards."""
+        self.stage = self.lower(self.asked, joint, forward_outputs)
+        plan = self.stage.planned.plan
+        self.name += plan.schedule.to_json() + plan.graph.fingerprint + repr((plan.sketched, plan.trimmed))
+        return self.stage
 
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         settings = {
             **_SETTINGS,
-            "custom_partitioner_fn": Partitioner(self.piece),
+            "custom_partitioner_fn": Partitioner(self),
             "_post_fusion_custom_pass": PlannedOrder(),
         }
         # A step from AOTAutograd's own cache would come without a plan, and a backward that is compiled only
@@ -183,7 +216,7 @@ class _Attempt:
         choices = {
             "enable_autograd_cache": False,
             "force_non_lazy_backward_lowering": True,
-            **self.piece.choices,
+            **aot_settings(self.asked.autocast),
         }
         with private("functorch_config").patch(choices):
             run = private("compile_fx")(
@@ -195,7 +228,7 @@ class _Attempt:
         """Compile one of the two graphs, and look at its text before its kernels are compiled."""
         backward = bool(facts.get("is_backward"))
         if facts.get("is_inference"):
-            self.piece.refuse_inference()
+            self.asked.refuse_inference()
 
         def look(text: str) -> None:
             self.texts[backward] = text
@@ -207,8 +240,10 @@ class _Attempt:
             compiled = private("compile_fx_inner")(module, inputs, **facts)
         if not backward:
             return compiled
-        whole = CompiledBackward(compiled, self.piece.expected, self.piece.tangents)
-        return whole.boxed(behind=self.step.look_at_first_step)
+        assert self.stage is not None
+        captured = self.stage.captured
+        tangents = [node.meta["val"] for node in captured.trace.tangents]
+        return CompiledBackward(compiled, captured.expected, tangents).boxed(behind=self.first_step.look)
 
     def stop_if_over(self) -> None:
         self.result = self.plan()
@@ -218,23 +253,21 @@ class _Attempt:
 
     def plan(self) -> Plan:
         """The plan, with the peak that the buffers of what was compiled come to."""
-        piece = self.piece
-        assert piece.plan is not None
-        assert piece.lifted is not None
-        assert piece.trace is not None
+        assert self.stage is not None
+        plan, trace = self.stage.planned.plan, self.stage.captured.trace
         try:
             peak = step_peak(
-                piece.lifted,
+                self.stage.planned.priced.lifted,
                 *map(self.text, (False, True)),
-                outputs=len(piece.trace.outputs),
-                tangents=piece.trace.tangents,
-                expected=piece.trace.expected,
-                device=piece.trace.device,
+                outputs=len(trace.outputs),
+                tangents=trace.tangents,
+                expected=trace.expected,
+                device=trace.device,
             )
         except UnreadableSourceError as error:
             log.warning(f"the compiled step cannot be read ({error}): its peak is the plan's prediction")
-            return piece.plan
-        return replace(piece.plan, compiled=peak + piece.plan.graph.fixed.get("allocator", 0))
+            return plan
+        return replace(plan, compiled=peak + plan.graph.fixed.get("allocator", 0))
 
     def text(self, backward: bool) -> str:
         if backward not in self.texts:

@@ -1,0 +1,63 @@
+"""Through AOTAutograd: it traces a step's forward and backward as one joint graph and asks what to run.
+
+What stands at its partitioner's place splits the joint graph in two; what stands at its compilers' places
+makes a function of each half.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import fx
+
+from .._torch import eager_kernels, keeping_draws, private
+from ..torch_state.autocast_state import State, as_torch_reads_it
+
+__all__ = ["Halves", "aot_settings", "capturing", "through_aot"]
+
+capturing = threading.RLock()
+"""Held while a step is captured: one capture at a time in the process."""
+
+Boxed = Callable[[list[Any]], Any]
+
+
+class Halves(Protocol):
+    """What AOTAutograd asks for: a pair of graphs, and the function of each."""
+
+    def partition(
+        self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **facts: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """The forward and the backward of a joint graph."""
+
+    def forward(self, module: fx.GraphModule, inputs: Any) -> Boxed:
+        """The function of the forward."""
+
+    def backward(self, module: fx.GraphModule, inputs: Any) -> Boxed:
+        """The function of the backward."""
+
+    def inference(self, module: fx.GraphModule, inputs: Any) -> Boxed:
+        """The function of a graph that no gradient passes."""
+
+
+def through_aot(
+    module: fx.GraphModule, inputs: Sequence[Any], halves: Halves, autocast: State
+) -> Callable[..., Any]:
+    """The function of a step, as AOTAutograd puts it together from its halves."""
+    settings = {"donated_buffer": False, **aot_settings(autocast)}
+    with capturing, private("functorch_config").patch(settings), eager_kernels(), keeping_draws():
+        return private("aot_module_simplified")(  # type: ignore[no-any-return]
+            module,
+            list(inputs),
+            fw_compiler=halves.forward,
+            bw_compiler=halves.backward,
+            inference_compiler=halves.inference,
+            partition_fn=halves.partition,
+            keep_inference_input_mutations=True,
+        )
+
+
+def aot_settings(autocast: State) -> dict[str, Any]:
+    """What AOTAutograd is told of a step whose backward comes in a state of autocast."""
+    return {"backward_pass_autocast": as_torch_reads_it(autocast)}

@@ -1,0 +1,112 @@
+"""One graph that torch handed over: the runner of its last round, and its calls until their backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._torch import first_run_unwatched
+from ..capture.rewrites.autocast import mark_regions
+from ..capture.rewrites.random_draws import lay_out_calls
+from ..capture.step_inputs import Given
+from ..devices.optimizers import state_bytes
+from ..options import limit
+from ..plans.planned_step import Plan
+from ..stages import Asked, Runner
+from .eager_step import eager_runner
+from .in_flight import Call, Caller, keep_account, refuse_if_over
+from .optimizer_steps import seen_for
+from .way_down import lowered
+
+__all__ = ["RunnableStep", "runnable"]
+
+
+def runnable(asked: Asked, caller: Caller, module: fx.GraphModule, inputs: Sequence[Any]) -> RunnableStep:
+    """What runs a graph of torch's: it takes and gives what the module does."""
+    if not torch.is_grad_enabled():
+        return RunnableStep(asked, caller, Runner(module.forward, None, asked.inputs))
+    asked = replace(asked, inputs=Given.of(module, inputs))
+    mark_regions(module.graph)
+    return RunnableStep(asked, caller, _first_runner(asked, module, inputs))
+
+
+def _first_runner(asked: Asked, module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
+    if asked.compiled:
+        from ..run.inductor.step import compiled_runner  # Inductor takes a second to import
+
+        return compiled_runner(asked, module, inputs, lowered)
+    lay_out_calls(module)
+    return eager_runner(asked, module, inputs)
+
+
+@dataclass
+class RunnableStep:
+    """A whole step, or what lies between two graph breaks. A later round puts another runner in its place."""
+
+    asked: Asked
+    caller: Caller
+    runner: Runner = field(repr=False)
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the last round; None where no gradient passes."""
+        return self.runner.plan
+
+    @property
+    def inputs(self) -> Given:
+        """What is known of the inputs that the plan was made for."""
+        return self.runner.inputs
+
+    def __call__(self, *args: Any) -> Any:
+        self.runner = self.runner.renew(args) or self.runner
+        if self.plan is None:
+            return self.runner.run(*args)
+        if not self.asked.options.allow_breaks:
+            refuse_if_over(self.caller, self.plan)
+        with first_run_unwatched() if self.runner.casts_inside else nullcontext():
+            results = self.runner.run(*args)
+        node = backward_node(results, args)
+        if node is not None:
+            node.set_materialize_grads(False)  # the backward sees which gradients do not come
+            self.follow_up(node, args)
+        return results
+
+    def follow_up(self, node: Any, args: Sequence[Any]) -> None:
+        """What is looked at when autograd calls the backward of one call."""
+        check = self.runner.watch.after_forward(args)
+        if check is not None:
+            node.register_prehook(check)
+        options, plan = self.asked.options, self.plan
+        if plan is not None and not options.allow_breaks:  # the parts of a broken call are one call
+            keep_account(node, Call(self.caller, plan, self.asked.autocast, limit(options, plan)))
+
+    def uncounted_state(self) -> int:
+        """The bytes of optimizer state that are there now and that the plan does not count."""
+        if self.plan is None:
+            return 0
+        device, total = torch.device(self.plan.graph.device), 0
+        for one, optimizer in seen_for(self.inputs.trained, device):
+            before = self.runner.counted.get(one, one.at_first if device.type == "cuda" else 0)
+            total += max(0, state_bytes(optimizer, device) - before)
+        return total
+
+
+def backward_node(results: Any, args: Sequence[Any]) -> Any:
+    """Autograd's node for the step; None where no result needs a gradient.
+
+    From a result that is a view of an input one gets to the node of what made that input, which is another.
+    """
+    for result in results if isinstance(results, list | tuple) else [results]:
+        node: Any = result.grad_fn if isinstance(result, torch.Tensor) else None
+        for _ in range(4):
+            if hasattr(node, "set_materialize_grads"):
+                if not any(isinstance(arg, torch.Tensor) and arg.grad_fn is node for arg in args):
+                    return node
+                break
+            node = node.next_functions[0][0] if node is not None and node.next_functions else None
+    return None

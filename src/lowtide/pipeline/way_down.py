@@ -1,0 +1,246 @@
+"""The way down: from AOTAutograd's joint graph to a lowered pair, one stage after the other.
+
+At the partitioner's place in torch's pipeline stands `lowered`: capture, price, plan, lower. Each function
+here makes one stage of `stages.py` from the one before, and goes into the rooms of that stage alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from .._torch import frees_tangents, private
+from ..capture.lift import lift
+from ..capture.trace import device_of, make_trace
+from ..capture.untouched import with_tangents_that_come, without_untouched
+from ..devices.allocator import rounded
+from ..devices.baseline import State, fixed_bands, states
+from ..devices.table import find_device
+from ..fusion.fused_graph import fuse
+from ..lowering.changed_inputs import Watch, Watched
+from ..lowering.lower import lower
+from ..lowering.rereads import read_otherwise
+from ..planner.follow import follow, refuse_if_too_large
+from ..planner.under_budget import device_blocks, device_memory, plan_graph, resolve
+from ..plans.graph import Graph
+from ..plans.keep_all import keep_all
+from ..plans.simulator import simulate
+from ..prices.known_kernels import KnownKernels
+from ..prices.pricing import price
+from ..run.inductor.images import hand_over_channels_last, turns_layouts
+from ..sketching.choose import choose
+from ..sketching.marks import has_marks
+from ..sketching.replace import MarkedStep
+from ..stages import Asked, Captured, Lowered, OnlyPlanned, Planned, Priced
+from ..torch_state.autocast_state import under_autocast
+from .in_flight import BAND
+from .optimizer_steps import seen, seen_for
+from .plan_notes import notes_on
+
+__all__ = ["capture_step", "lower_step", "lowered", "plan_step", "price_step"]
+
+_NUMBER = 4
+"""Bytes of a loss in single precision."""
+
+
+def lowered(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> Lowered:
+    """All the way down. Where a plan is all that is wanted it is raised, to end the capture."""
+    planned = _planned(asked, joint, forward_outputs)
+    if asked.only_plan:
+        raise OnlyPlanned(planned.plan)
+    return lower_step(planned)
+
+
+def _planned(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> Planned:
+    def priced(asked: Asked, joint: fx.GraphModule) -> Priced:
+        return price_step(capture_step(asked, joint, forward_outputs))
+
+    if has_marks(joint.graph):
+        marked = MarkedStep(joint, compiled=asked.compiled)
+        return choose(asked, marked, price=priced, limit=byte_limit, plan=plan_step)
+    return plan_step(priced(asked, joint))
+
+
+def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> Captured:
+    """The joint graph, rewritten so that it can be planned, and lifted to a graph."""
+    target = find_device(asked.target) if asked.target else None
+    turned = asked.compiled and turns_layouts(joint, target)
+    here = not asked.compiled and target is None  # another device, and a compiler, have other kernels
+    kernels = KnownKernels(device_of(joint.graph), measured=asked.measured) if here else None
+    trace = make_trace(
+        joint,
+        forward_outputs=forward_outputs,
+        roles=asked.inputs.roles,
+        differentiate=asked.differentiate,
+        accumulating=asked.inputs.accumulating,
+        leaves=asked.inputs.leaves,
+        weights=asked.inputs.cast_once,
+        backward_autocast=asked.autocast,
+        compiled=asked.compiled,
+        turned=turned,
+        look=kernels,
+    )
+    if kernels is not None:
+        kernels.save()
+    asked.inputs.widen(trace.primals)
+    lifted = lift(trace, target)
+    graph = with_tangents_that_come(lifted.graph, trace)
+    # before torch 2.13 compiled code checks the sizes of all of its arguments, and so touches them
+    passed_over = not asked.compiled or frees_tangents()
+    if passed_over and target is None and trace.device.type == "cpu":
+        graph = without_untouched(graph, trace, lifted.value_of)
+    names = [str(node.target) for node in joint.graph.find_nodes(op="get_attr")]
+    return Captured(
+        asked,
+        trace,
+        replace(lifted, graph=graph),
+        constants={name: getattr(joint, name) for name in names},
+        casts_inside=bool(joint.graph.find_nodes(op="call_function", target=under_autocast)),
+        channels_last=turned and trace.device.type == "cuda",
+    )
+
+
+def price_step(captured: Captured) -> Priced:
+    """The graph of what runs, fused where the step is compiled, with prices and with bands beside it."""
+    asked, device = captured.asked, captured.trace.device
+    lifted = fuse(captured.trace, captured.lifted) if asked.compiled else captured.lifted
+    lifted = price(
+        lifted,
+        device,
+        prices=asked.options.prices,
+        target=asked.target,
+        channels_last=captured.channels_last,
+    )
+    present = asked.target is None and not asked.only_plan
+    if present and device.type == "cuda":
+        _warm_up(device)
+    others = [optimizer for _, optimizer in seen_for(asked.inputs.trained, device)] if present else []
+    counted = states(asked.options.optimizer, others, device)
+    outside = _outside(captured, lifted.graph)
+    bands = {
+        **fixed_bands(lifted.graph, device, counted, present=present, in_flight=asked.beside),
+        **_bands(captured, outside),
+    }
+    graph = lifted.graph.replace(fixed=bands, boundary=outside)
+    return Priced(captured, replace(lifted, graph=graph), _by_optimizer(counted))
+
+
+def _bands(captured: Captured, outside: int) -> dict[str, int]:
+    """Bytes beside the step that the way it is called brings along."""
+    asked, device = captured.asked, captured.trace.device
+    found = {BAND: asked.beside}
+    if outside and isinstance(asked.options.outside, str):
+        found["loss"] = 2 * rounded(_NUMBER, device)  # itself and its gradient, until the backward ends
+    if asked.compiled and asked.inputs.accumulating and device.type == "cpu":
+        found["present gradients"] = sum(asked.inputs.present_gradients())  # autograd adds to them
+    return {name: size for name, size in found.items() if size or name != BAND}
+
+
+def _by_optimizer(counted: list[State]) -> dict[object, int]:
+    return {seen(state.optimizer): state.held + state.coming for state in counted}
+
+
+def _outside(captured: Captured, graph: Graph) -> int:
+    """Bytes for a loss outside of the step: as asked, or what cross-entropy over the outputs needs."""
+    options = captured.asked.options
+    if not isinstance(options.outside, str):
+        return options.outside
+    wide = {node.name for node in captured.trace.expected if node.meta["val"].numel() > 1}
+    held = sum(v.bytes for v in graph.values if v.kind == "tangent" and v.name in wide)
+    return 0 if options.allow_breaks else 2 * held
+
+
+def plan_step(priced: Priced) -> Planned:
+    """The plan under the budget, or the one that was handed in, judged here."""
+    asked, trace, graph = priced.captured.asked, priced.captured.trace, priced.lifted.graph
+    free = device_blocks(trace.device, asked.target)
+    handed_in, budget = asked.options.plan, asked.options.budget
+    if handed_in is not None and not asked.headroom:
+        followed = follow(handed_in, graph, budget, memory=_memory(priced), free=free)
+        if not asked.compiled or asked.only_plan:  # what is compiled is judged by its buffers
+            refuse_if_too_large(followed, budget)
+        return Planned(priced, followed)
+    made = plan_graph(
+        graph,
+        handed_in.budget if handed_in is not None and budget is None else budget,
+        method=asked.options.method,
+        memory=_memory(priced),
+        free=free,
+        spare=asked.headroom,
+        notes=tuple(notes_on(trace, graph, asked)),
+    )
+    if asked.sketched is not None:
+        made = replace(made, sketched=asked.sketched.layers, trimmed=asked.sketched.exact)
+    return Planned(priced, made)
+
+
+def byte_limit(priced: Priced) -> int | None:
+    """The bytes that the step may take; None where the smallest peak is asked for."""
+    asked, graph = priced.captured.asked, priced.lifted.graph
+    budget = asked.options.budget
+    if budget is None:
+        return sys.maxsize
+    if budget.word == "min":
+        return None
+    uncapped = simulate(graph, keep_all(graph)).peak
+    return resolve(budget, graph, uncapped, _memory(priced)) - asked.headroom
+
+
+def _memory(priced: Priced) -> int | None:
+    """What a share of a budget is of, besides the uncapped peak of this very graph."""
+    asked = priced.captured.asked
+    found = device_memory(priced.captured.trace.device, asked.target)
+    if found is None and asked.sketched is not None and asked.sketched.saved:
+        budget = asked.options.budget
+        if budget is not None and budget.share is not None:
+            return asked.sketched.whole  # with a sketch, too, a share is one of the exact step
+    return found
+
+
+def lower_step(planned: Planned) -> Lowered:
+    """The pair of graphs that does what the schedule says."""
+    captured, lifted = planned.priced.captured, planned.priced.lifted
+    pair = lower(captured.trace, lifted, planned.plan.schedule)
+    watch = _watched(planned, pair.backward)
+    if captured.asked.compiled:
+        hand_over_channels_last(pair.forward, len(captured.trace.outputs))
+    return Lowered(planned, pair.forward, pair.backward, watch)
+
+
+def _watched(planned: Planned, backward: fx.GraphModule) -> Watch:
+    """The inputs that may not change before the backward.
+
+    Where torch merged some, it is not known which are read; autograd counts the versions of all.
+    """
+    captured = planned.priced.captured
+    trace, inputs = captured.trace, captured.asked.inputs
+    tokens = len(trace.primals) - len(inputs.names)
+    if tokens < 0:
+        sizes = inputs.storages
+        every = [Watched(place, name, again=False) for place, name in enumerate(inputs.names) if sizes[place]]
+        return Watch(every)
+    read = {node.name for node in backward.graph.find_nodes(op="placeholder")}
+    again = read_otherwise(trace, planned.priced.lifted, planned.plan.schedule)
+    return Watch(
+        [
+            Watched.of(place, inputs.names[place], node.meta["val"], again=node in again)
+            for place, node in enumerate(trace.primals[tokens:])
+            if node.name in read or node in again
+        ]
+    )
+
+
+def _warm_up(device: torch.device) -> None:
+    """Let cuBLAS take its workspaces, in this thread and in autograd's, before memory is read.
+
+    While torch captures a step, tensors are fake and autograd has no thread of its own, unless asked for.
+    """
+    real, threads = private("without_modes")(), torch.autograd.set_multithreading_enabled(True)
+    with real, threads, torch.enable_grad():
+        for dtype in (torch.float32, torch.bfloat16):
+            weight = torch.ones(16, 16, device=device, dtype=dtype, requires_grad=True)
+            torch.addmm(weight[0], torch.mm(weight, weight), weight).sum().backward()
+    torch.cuda.synchronize(device)

@@ -1,0 +1,218 @@
+"""The stages of a step: each is frozen, and made from the one before by a function of `pipeline/way_down.py`.
+
+    Asked  ->  Captured  ->  Priced  ->  Planned  ->  Lowered  ->  Runner
+
+A second round (a compiled step came out too large, a sketch was chosen, a kernel returned other strides than
+were foretold) starts from another `Asked` and makes new stages; nothing is written into an old one. Executors
+and the choice of sketches are handed stages and give stages back. In a debugger each prints as one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from .capture.lift import Lifted
+from .capture.step_inputs import Given
+from .capture.trace import Trace
+from .errors import NothingToTrain
+from .lowering.changed_inputs import Watch
+from .options import Options
+from .plans.planned_step import Plan
+from .torch_state.autocast_state import State
+from .units import format_bytes
+
+__all__ = ["Asked", "Captured", "Lowered", "OnlyPlanned", "Planned", "Priced", "Runner", "Sketched"]
+
+
+@dataclass(frozen=True)
+class Sketched:
+    """The layers of a step that keep a sketch of their input, and those that keep some rows in its place.
+
+    `whole` is the uncapped peak of the step with neither; `saved` are the bytes that they take less, `words`
+    what a plan says of them.
+    """
+
+    layers: tuple[str, ...]
+    exact: tuple[str, ...]
+    saved: int
+    whole: int
+    words: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for, and what is known of a step before it is captured.
+
+    `target` names an absent device to plan for; `only_plan` stops before anything runs. `autocast` is the
+    state that the backward is traced for, `beside` the bytes that are set aside for calls in flight,
+    `headroom` bytes of the budget that an earlier round showed to be needed besides the plan, and `sketched`
+    what an earlier round chose.
+    """
+
+    options: Options
+    inputs: Given = field(default_factory=Given)
+    target: str | None = None
+    only_plan: bool = False
+    autocast: State = ()
+    beside: int = 0
+    headroom: int = 0
+    sketched: Sketched | None = None
+
+    def __repr__(self) -> str:
+        where = f" for {self.target}" if self.target else ""
+        return (
+            f"Asked({self.options.budget} by {self.options.executor}{where}, {len(self.inputs.roles)} inputs)"
+        )
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the step is compiled into fused kernels."""
+        return self.options.executor == "inductor"
+
+    @property
+    def measured(self) -> bool:
+        """Whether ops run on the device while the step is planned."""
+        return self.options.prices == "measured" and self.target is None
+
+    @property
+    def differentiate(self) -> str:
+        """A scalar that a graph break hands on need not be a loss."""
+        return "all" if self.options.allow_breaks else self.options.differentiate
+
+    def refuse_inference(self) -> None:
+        """A step without a backward has nothing to plan; a piece between graph breaks may have none."""
+        if self.only_plan or not self.options.allow_breaks:
+            raise NothingToTrain(
+                "no output of the step depends on a parameter or input that requires a gradient: there is no "
+                "backward to plan. Is every parameter frozen, or the result detached? "
+                "Call it under torch.no_grad() or in eval mode to run it plainly."
+            )
+
+
+@dataclass(frozen=True, repr=False)
+class Captured:
+    """A step as torch traced it, lifted to a graph without prices.
+
+    `constants` are the tensors that the trace refers to by name; `channels_last` says that the compiler will
+    hold images so, `casts_inside` that some operators cast what they multiply themselves.
+    """
+
+    asked: Asked
+    trace: Trace
+    lifted: Lifted
+    constants: Mapping[str, Any]
+    casts_inside: bool
+    channels_last: bool
+
+    def __repr__(self) -> str:
+        return f"Captured({_size(self.lifted)} on {self.trace.device})"
+
+    @property
+    def expected(self) -> tuple[bool, ...]:
+        """For each gradient of an output, whether the plan counts on it to come."""
+        return tuple(node in self.trace.expected for node in self.trace.tangents)
+
+
+@dataclass(frozen=True, repr=False)
+class Priced:
+    """A step with seconds and workspaces, and with what else is on the device in bands of its graph.
+
+    `counted` are the bytes of each optimizer's state that are among the bands.
+    """
+
+    captured: Captured
+    lifted: Lifted
+    counted: Mapping[Any, int]
+
+    def __repr__(self) -> str:
+        return f"Priced({_size(self.lifted)}, {self.lifted.graph.prices})"
+
+
+@dataclass(frozen=True, repr=False)
+class Planned:
+    """A step with the plan that it will follow."""
+
+    priced: Priced
+    plan: Plan
+
+    def __repr__(self) -> str:
+        budget = "no budget" if self.plan.budget is None else f"under {format_bytes(self.plan.budget)}"
+        return f"Planned({format_bytes(self.plan.peak)} {budget}, +{self.plan.extra:.1%})"
+
+
+@dataclass(frozen=True, repr=False)
+class Lowered:
+    """A planned step as the pair of fx graphs that does what its schedule says.
+
+    `watch` looks at the inputs that may not change before the backward.
+    """
+
+    planned: Planned
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    watch: Watch
+
+    def __repr__(self) -> str:
+        forward, backward = (len(module.graph.nodes) for module in (self.forward, self.backward))
+        return f"Lowered({forward} nodes in the forward, {backward} in the backward)"
+
+    @property
+    def captured(self) -> Captured:
+        """The stage of the capture that it comes from."""
+        return self.planned.priced.captured
+
+    def runner(self, run: Callable[..., Any], plan: Plan, renew: Renew) -> Runner:
+        """The last stage, without the graphs: they are not needed once their functions are made."""
+        return Runner(
+            run,
+            plan,
+            self.captured.asked.inputs,
+            counted=self.planned.priced.counted,
+            watch=self.watch,
+            casts_inside=self.captured.casts_inside,
+            renew=renew,
+        )
+
+
+def _as_it_is(args: Sequence[Any]) -> Runner | None:
+    return None
+
+
+@dataclass(frozen=True, repr=False)
+class Runner:
+    """The function of a step and what is looked at around its calls.
+
+    `plan` is None where no gradient passes. `renew` is asked before each call for the runner of another
+    round, where the calls before have shown that there must be one; else it gives None.
+    """
+
+    run: Callable[..., Any]
+    plan: Plan | None
+    inputs: Given
+    counted: Mapping[Any, int] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch)
+    casts_inside: bool = False
+    renew: Renew = _as_it_is
+
+    def __repr__(self) -> str:
+        return f"Runner({'nothing to plan' if self.plan is None else format_bytes(self.plan.peak)})"
+
+
+Renew = Callable[[Sequence[Any]], Runner | None]
+
+
+class OnlyPlanned(Exception):  # noqa: N818  # not an error: it ends a capture that must not run
+    """Raised through torch's compiler when a plan was all that was wanted."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__("planned")
+        self.plan = plan
+
+
+def _size(lifted: Lifted) -> str:
+    forward = sum(op.phase == "forward" for op in lifted.graph.ops)
+    return f"{forward} ops in the forward, {len(lifted.graph.ops) - forward} in the backward"
