@@ -25,7 +25,7 @@ from .plans.planned_step import Plan
 from .torch_state.autocast_state import State
 from .units import format_bytes
 
-__all__ = ["Asked", "Captured", "Lowered", "OnlyPlanned", "Planned", "Priced", "Runner", "Sketched"]
+__all__ = ["Asked", "Captured", "Lowered", "Planned", "Priced", "Runner", "Sketched"]
 
 
 @dataclass(frozen=True)
@@ -203,14 +203,6 @@ class Runner:
 
 
 Renew = Callable[[Sequence[Any]], Runner | None]
-
-
-class OnlyPlanned(Exception):  # noqa: N818  # not an error: it ends a capture that must not run
-    """Raised through torch's compiler when a plan was all that was wanted."""
-
-    def __init__(self, plan: Plan) -> None:
-        super().__init__("planned")
-        self.plan = plan
 
 
 def _size(lifted: Lifted) -> str:

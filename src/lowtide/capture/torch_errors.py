@@ -10,11 +10,20 @@ from typing import Any
 from .._torch import met_in_capture, private
 from ..console.user_frames import own_lines, place, with_lines
 from ..errors import CaptureError, GraphBreak, LowtideError
+from ..plans.planned_step import Plan
 
-__all__ = ["CAPPED_INSIDE", "clear_errors", "users_error"]
+__all__ = ["CAPPED_INSIDE", "OnlyPlanned", "clear_errors", "users_error"]
 
 CAPPED_INSIDE = "a model that is capped already cannot be captured again"
 """What torch is given as the reason not to trace a capped call."""
+
+
+class OnlyPlanned(Exception):  # noqa: N818  # not an error: it ends a capture that must not run
+    """Raised through torch's compiler when a plan was all that was wanted."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__("planned")
+        self.plan = plan
 
 
 @contextmanager
@@ -24,10 +33,8 @@ def clear_errors() -> Iterator[None]:
         yield
     except private("BackendCompilerFailed") as error:
         inner = error.inner_exception
-        if isinstance(inner, LowtideError):
+        if isinstance(inner, LowtideError | OnlyPlanned):
             raise inner.with_traceback(None) from None
-        if type(inner).__name__ == "Captured":
-            raise
         raise CaptureError(_describe_failure(inner)) from error
     except private("RecompileLimit") as error:
         raise CaptureError(

@@ -13,7 +13,7 @@ import torch
 from .._torch import capture_settings, held, private, usual_stance
 from ..capture.joint_graph import capturing
 from ..capture.meta_model import fakes_for_meta
-from ..capture.torch_errors import clear_errors, users_error
+from ..capture.torch_errors import OnlyPlanned, clear_errors, users_error
 from ..console.call_fit import misfit, takes_by_name
 from ..console.log import planning
 from ..errors import CaptureError, GraphBreak, LowtideError
@@ -24,7 +24,7 @@ from ..pipeline.optimizer_steps import capped_around, forget, watch
 from ..pipeline.runnable_step import runnable
 from ..plans.planned_step import Plan
 from ..sketching.marker import leaving_marks
-from ..stages import Asked, OnlyPlanned
+from ..stages import Asked
 from ..units import Budget
 from .capped import Capped, fresh
 from .in_place import capped_of, put, remove, replaced
@@ -201,10 +201,8 @@ def plan(
             fakes_for_meta(model, (batch, kwargs or {})) as (args, named),
         ):
             step(*args, **named)
-    except private("BackendCompilerFailed") as error:
-        if not isinstance(error.inner_exception, OnlyPlanned):
-            raise
-        made = error.inner_exception.plan
+    except OnlyPlanned as ended:
+        made = ended.plan
     except CaptureError as error:
         raise _told(error, model, batch, kwargs or {}) from error.__cause__
     else:

@@ -14,6 +14,7 @@ from torch import fx
 
 from .._torch import frees_tangents, private
 from ..capture.lift import lift
+from ..capture.torch_errors import OnlyPlanned
 from ..capture.trace import device_of, make_trace
 from ..capture.untouched import with_tangents_that_come, without_untouched
 from ..devices.allocator import rounded
@@ -34,7 +35,7 @@ from ..run.inductor.images import hand_over_channels_last, turns_layouts
 from ..sketching.choose import choose
 from ..sketching.marks import has_marks
 from ..sketching.replace import MarkedStep
-from ..stages import Asked, Captured, Lowered, OnlyPlanned, Planned, Priced
+from ..stages import Asked, Captured, Lowered, Planned, Priced
 from ..torch_state.autocast_state import under_autocast
 from .in_flight import BAND
 from .optimizer_steps import seen, seen_for
