@@ -5,6 +5,7 @@ import itertools
 import shutil
 from contextlib import suppress
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -228,7 +229,8 @@ def rounds(monkeypatch, more):
 
         def __init__(self, wanted, _):
             self.wanted = wanted
-            self.stage = SimpleNamespace(captured=SimpleNamespace(asked=SimpleNamespace(sketched=None)))
+            self.stage = mock.Mock()
+            self.first_step = mock.Mock()
 
         def compile(self, *_):
             asked.append(1000 - self.wanted.headroom)

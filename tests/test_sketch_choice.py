@@ -10,12 +10,14 @@ from torch import nn
 
 import lowtide
 from lowtide.errors import BudgetTooSmall, LowtideError, PlanMismatch
-from lowtide.run.inductor.step import Partitioner
+from lowtide.options import Options
+from lowtide.run.inductor.step import Partitioner, _Attempt
 from lowtide.sketching import choose as choosing
 from lowtide.sketching.decide import MARGIN, Draft, decide
 from lowtide.sketching.kinds import KINDS
 from lowtide.sketching.marks import Mark, ranked
 from lowtide.solve.search.ladder import Rung
+from lowtide.stages import Asked
 from sketched import WIDTH, Block, WithLoss, gradients, same, step
 
 
@@ -349,8 +351,10 @@ def test_compiled_graphs_of_other_choices_have_other_names():
     names = set()
     for sketched, trimmed in (((), ()), (("a",), ()), (("b",), ()), ((), ("a",))):
         plan = SimpleNamespace(schedule=schedule, graph=graph, sketched=sketched, trimmed=trimmed)
-        piece = SimpleNamespace(plan=plan, options=SimpleNamespace(budget=None))
-        names.add(Partitioner(piece).uuid())
+        stage = SimpleNamespace(planned=SimpleNamespace(plan=plan))
+        attempt = _Attempt(Asked(Options()), lambda *_, stage=stage: stage)
+        attempt.lowered(None, 1)
+        names.add(Partitioner(attempt).uuid())
     assert len(names) == 4
 
 
