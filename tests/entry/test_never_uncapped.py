@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import lowtide
 from lowtide._torch import attributes
 from lowtide.entry import whole_steps as whole
-from test_api import WithLoss, gradients, mlp, plain_gradients, same
+from small_models import WithLoss, gradients, mlp, plain_gradients, same
 
 CONFIG = torch._dynamo.config
 

@@ -1,9 +1,7 @@
 """The baselines of the benchmarks: torch's own memory budget, and a checkpoint around every block."""
 
 import functools
-import sys
 from collections import Counter
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -19,8 +17,6 @@ from lowtide.plans.keep_all import keep_all
 from lowtide.plans.order import first_order
 from lowtide.plans.schedule import Run
 from lowtide.plans.simulator import simulate
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from per_block import find_blocks, per_block_schedule
 from torch_budget import partitioners, torch_budget_schedules
 

@@ -166,7 +166,7 @@ def test_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
 
 def test_pages_with_tests_of_their_own_have_them():
     for page, test in ELSEWHERE.items():
-        assert Path(page).name in (ROOT / "tests" / test).read_text()
+        assert Path(page).name in (ROOT / "tests" / "docs" / test).read_text()
 
 
 def test_no_block_is_passed_over():

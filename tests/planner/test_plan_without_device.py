@@ -2,18 +2,14 @@
 
 import copy
 import resource
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import lowtide
 from lowtide.devices.table import find_device
-from zoo import ZOO
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from networks import NETWORKS
+from zoo import ZOO
 
 GIB = 2**30
 

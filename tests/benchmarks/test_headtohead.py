@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import headtohead
 import headtohead_others
 from headtohead_measure import Stand, calm

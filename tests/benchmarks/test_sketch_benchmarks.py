@@ -1,14 +1,11 @@
 """The benchmarks of sketches at a tiny size: every row is made, once, and the tables are made of them."""
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import sketch_glue
 import sketch_memory
 from sketch_glue_data import TASKS, correlation, ranks, read

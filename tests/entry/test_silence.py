@@ -11,7 +11,7 @@ from torch._dynamo.exc import BackendCompilerFailed, Unsupported
 
 import lowtide
 from lowtide.devices.baseline import optimizer_bytes
-from test_api import WithLoss, clear, gradients, mlp, plain_gradients, same
+from small_models import WithLoss, clear, gradients, mlp, plain_gradients, same
 
 CPU = torch.device("cpu")
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
-from lowtide.units import parse_budget
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from getting_started import PAGE, Session, blocks
+from lowtide.units import parse_budget
 
 pytest.importorskip("transformers", reason="transformers is not installed (the extra dev)")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_report import NASTY, keeping, rerun_small, with_reruns
 
 from graphs import chain, cnn, random_graph
 from lowtide.evidence.watched_step import Watched
@@ -23,9 +23,6 @@ from lowtide.plans.schedule import Run
 from lowtide.report.page import page
 from lowtide.solve import METHODS
 from lowtide.units import format_bytes
-from test_report import NASTY, keeping, rerun_small, with_reruns
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from synthetic import scaled
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra dev)")

@@ -12,7 +12,7 @@ from lowtide.plans.keep_all import keep_all
 from lowtide.plans.planned_step import make_plan
 from lowtide.plans.schedule import Run
 
-GRAPH_FORMAT = (Path(__file__).parent.parent / "docs" / "graph-format.md").read_text(encoding="utf-8")
+GRAPH_FORMAT = (Path(__file__).parent.parent.parent / "docs" / "graph-format.md").read_text(encoding="utf-8")
 
 
 def example() -> Graph:

@@ -10,7 +10,7 @@ import lowtide
 from lowtide.devices.table import host_memory_left
 from lowtide.planner.under_budget import resolve
 from lowtide.units import parse_budget
-from test_api import WithLoss, gradients, mlp, same
+from small_models import WithLoss, gradients, mlp, same
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_below_the_floor_says_what_is_possible(model, x):
         "parameters",
         "gradients",
         "activations",
-        "test_api.py",
+        "small_models.py",
         f"budget={error.smallest}",
     ):
         assert word in str(error)

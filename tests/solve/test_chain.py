@@ -273,7 +273,7 @@ def test_graphs_with_nothing_in_them():
 
 
 def test_code_of_the_page_runs():
-    page = (Path(__file__).parent.parent / "docs" / "methods" / "chain.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent.parent / "docs" / "methods" / "chain.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     assert len(blocks) == 2
     for block in blocks:

@@ -1,23 +1,19 @@
 """The corpus: its registry, its files, and that its networks are what their papers say."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-import lowtide
-from lowtide.plans.keep_all import keep_all
-from lowtide.plans.simulator import simulate
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import corpus
 import encoders
 import language
+import lowtide
 import recurrent
 import segmentation
 import vision
+from lowtide.plans.keep_all import keep_all
+from lowtide.plans.simulator import simulate
 from networks import Network
 
 SEVEN = ["pspnet", "unet", "resnet50", "resnet152", "vgg19", "densenet161", "googlenet"]

@@ -14,40 +14,7 @@ from torch import nn
 import lowtide
 from lowtide.console import log as say
 from lowtide.devices.baseline import optimizer_bytes
-
-
-def mlp(width=32, depth=16):
-    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.Tanh())]
-    return nn.Sequential(*layers, nn.Linear(width, 1))
-
-
-class WithLoss(nn.Module):
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, x, scale=1.0):
-        return self.net(x).pow(2).mean() * scale
-
-
-def gradients(model):
-    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
-
-
-def same(left, right):
-    pairs = zip(left, right, strict=True)
-    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
-
-
-def clear(model):
-    for parameter in model.parameters():
-        parameter.grad = None
-
-
-def plain_gradients(model, *args, **kwargs):
-    twin = copy.deepcopy(model)
-    twin(*args, **kwargs).backward()
-    return gradients(twin)
+from small_models import WithLoss, clear, gradients, mlp, plain_gradients, same
 
 
 @pytest.fixture

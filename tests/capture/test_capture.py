@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import lowtide
-from test_api import WithLoss, clear, gradients, mlp, plain_gradients, same
+from small_models import WithLoss, clear, gradients, mlp, plain_gradients, same
 
 
 @pytest.fixture

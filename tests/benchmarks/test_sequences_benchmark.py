@@ -5,12 +5,9 @@ import io
 import json
 import sys
 import xml.etree.ElementTree as Xml
-from pathlib import Path
 from unittest import mock
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 
 import sequences
 

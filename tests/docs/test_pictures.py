@@ -10,7 +10,7 @@ import pytest
 
 from lowtide.solve import METHODS
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "benchmarks" / "pictures.py"
 METHOD_PICTURES = sorted((ROOT / "docs" / "methods").glob("*.svg"))
 PICTURES = [*METHOD_PICTURES, ROOT / "docs" / "sketch.svg"]

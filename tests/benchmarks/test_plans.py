@@ -2,28 +2,24 @@
 
 import json
 import math
-import sys
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import corpus
+import plan_methods
+import plan_tables
+import plan_times
+import plans
 from graphs import chain
 from lowtide.errors import LowtideError
 from lowtide.plans.keep_all import keep_all
 from lowtide.plans.simulator import simulate
 from lowtide.solve.bound import lower_bound
 from lowtide.solve.sqrt_segments import sqrt_segments
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-import corpus
-import plan_methods
-import plan_tables
-import plan_times
-import plans
 from networks import Network
 from plan_results import SHARES, Loss, Row, gap, losses, read, write
 from plan_text import summary_text, table_text
