@@ -122,7 +122,7 @@ def test_a_write_in_place_beside_a_live_copy_leaves_the_block_to_the_drop():
     assert booked_excess(graph, twice, [8 * MIB, 8 * MIB]) == MIB
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=60, derandomize=True)
 @given(st.integers(0, 10_000), st.integers(1, 12))
 def test_the_plain_sum_is_the_simulators(seed, n):
     graph = random_graph(seed, n, takes=True).replace(fixed={}, boundary=0)
@@ -237,7 +237,7 @@ def stories(draw):
     return story
 
 
-@settings(max_examples=300, derandomize=True, deadline=None)
+@settings(max_examples=300, derandomize=True)
 @given(stories(), st.lists(st.integers(2, 60), max_size=4))
 def test_agrees_with_a_second_model(story, halves):
     free = [half * MIB // 2 + MIB for half in halves]

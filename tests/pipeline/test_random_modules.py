@@ -120,7 +120,7 @@ def verify_or_floor(model, x, budget):
         return lowtide.verify(model, x, budget=error.smallest, prices="roofline")
 
 
-@settings(max_examples=25, derandomize=True, deadline=None)
+@settings(max_examples=25, derandomize=True)
 @given(
     st.lists(st.recursive(leaves, larger, max_leaves=6), min_size=1, max_size=4),
     st.integers(30, 100),

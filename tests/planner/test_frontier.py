@@ -52,7 +52,7 @@ def test_plans_are_judged_undominated_and_go_from_end_to_end(name: str) -> None:
     assert len(found) >= 5
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), size=st.integers(1, 7))
 def test_any_graph_has_a_frontier_that_comes_back_from_its_file(seed: int, size: int) -> None:
     graph = random_graph(seed, size)

@@ -63,14 +63,14 @@ def compare(graph: Graph, schedule: Schedule) -> None:
     assert timeline.again == pytest.approx(expected.again)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seeds, st.integers(1, 9), st.booleans())
 def test_valid_schedules_get_the_naive_timeline(seed, n, takes):
     graph = random_graph(seed, n, takes=takes)
     compare(graph, random_schedule(graph, Random(seed)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seeds, st.integers(1, 6), st.booleans())
 def test_broken_schedules_get_the_naive_verdict(seed, n, takes):
     graph = random_graph(seed, n, takes=takes)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import Step, chain, cnn, random_graph, transformer, with_takes
-from lowtide.plans import keep_all
 from lowtide.plans.graph import GIVEN_KINDS, VALUE_KINDS, Graph, Op, Value
+from lowtide.plans.keep_all import keep_all
 from lowtide.plans.simulator import simulate
 from lowtide.solve import METHODS, auto, sqrt_segments
 from lowtide.solve.bound import lower_bound
@@ -152,7 +152,7 @@ builders = st.one_of(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(builders, st.floats(0.2, 1.0))
 def test_never_above_a_schedule_at_its_own_peak(graph, share):
     top = simulate(graph, keep_all(graph))
@@ -173,7 +173,7 @@ def test_with_writes_in_place_no_method_beats_the_bound(method):
             assert lower_bound(graph, found.peak) <= found.seconds * ROUNDING
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(builders)
 def test_never_grows_with_the_budget(graph):
     top = simulate(graph, keep_all(graph)).peak
@@ -257,7 +257,7 @@ def brute_force_cut(nodes: int, arcs: list[tuple[int, int, int]]) -> int:
     return min(sum(c for tail, head, c in arcs if tail in near and head not in near) for near in sides)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(2, 8), seeds)
 def test_the_cut_is_the_smallest(nodes, seed):
     rng = Random(seed)

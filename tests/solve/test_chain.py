@@ -249,7 +249,7 @@ def test_equal_steps_have_the_peak_that_the_law_of_stages_says():
         assert simulate(graph, schedule).peak == peak + always
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(1, 25), st.floats(0.2, 1.1))
 def test_every_schedule_is_accepted_and_never_above_keeping_all(seed, n, share):
     graph = random_graph(seed, n)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from graphs import chain, cnn, random_graph, transformer
 from lowtide.errors import LowtideError
-from lowtide.plans import keep_all
 from lowtide.plans.graph import Graph, Op, Value
+from lowtide.plans.keep_all import keep_all
 from lowtide.plans.order import first_order, with_drops
 from lowtide.plans.schedule import Run
 from lowtide.plans.simulator import simulate
@@ -134,14 +134,14 @@ def test_all_graphs_of_four_nodes_are_solved_as_by_brute_force(part):
         check_search(dag, lower_sets_by_definition(dag))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seeds, st.integers(5, 7))
 def test_random_graphs_are_solved_as_by_brute_force(seed, n):
     dag = random_dag(seed, n, density=0.6)
     check_search(dag, lower_sets_by_definition(dag))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seeds, st.integers(4, 8), st.floats(0.1, 0.8))
 @example(541, 6, 0.15625)  # the only feasible sequence is tight: a price of bytes without end
 def test_the_approximate_family_is_searched_as_by_brute_force(seed, n, density):
@@ -151,7 +151,7 @@ def test_the_approximate_family_is_searched_as_by_brute_force(seed, n, density):
     check_search(dag, family)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seeds, st.integers(0, 9), st.floats(0, 0.9))
 def test_all_lower_sets_are_listed_once_smaller_ones_first(seed, n, density):
     dag = random_dag(seed, n, density)
@@ -221,7 +221,7 @@ def test_parallel_branches_are_solved_as_by_the_plain_recurrence(seed, centric):
             assert (found.overhead if centric == "time" else found.kept) == pytest.approx(wanted, abs=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seeds, st.integers(4, 8), st.sampled_from(["time", "memory"]), st.floats(0, 3))
 def test_the_bounds_hold_for_the_best_sequence(seed, n, centric, price):
     dag = random_dag(seed, n)
@@ -239,7 +239,7 @@ def test_the_bounds_hold_for_the_best_sequence(seed, n, centric, price):
         assert least.cached[place] <= dag.total_bytes(cached) <= bounds.most[place]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 6)), max_size=700))
 def test_labels_that_leave_a_pool_are_beaten_by_one_that_stays(labels):
     value, size, third = np.array(labels, dtype=np.int64).reshape(-1, 3).T
@@ -304,7 +304,7 @@ def test_an_interrupted_search_closes_what_it_has(after):
 # On captured graphs.
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=seeds,
     n=st.integers(1, 20),
@@ -391,7 +391,7 @@ def test_unknown_choices_are_named_with_the_known_ones():
         lower_sets(graph, 0, centric="both ways")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seeds, st.integers(1, 20), st.booleans())
 def test_a_contraction_holds_each_op_at_most_once_and_keeps_the_order(seed, n, runs):
     graph = random_graph(seed, n)

@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from graphs import chain, cnn, random_graph, transformer, with_takes
-from lowtide.plans import keep_all
 from lowtide.plans.graph import Graph, Op, Value
+from lowtide.plans.keep_all import keep_all
 from lowtide.plans.order import first_order
 from lowtide.plans.simulator import simulate
 from lowtide.solve import auto
@@ -38,7 +38,7 @@ def test_a_cache_may_serve_several_kinds_of_machine(monkeypatch):
 # The same graphs every time: the two space their slots differently, so a slot that a run has left is used
 # again at other times, and the descents part on one graph in some thousands.
 @needs_compiler
-@settings(max_examples=100, derandomize=True, deadline=None)
+@settings(max_examples=100, derandomize=True)
 @given(
     st.integers(0, 10_000),
     st.integers(1, 30),
@@ -73,7 +73,7 @@ def test_both_take_the_same_moves_on_networks(name, share):
 
 
 @needs_compiler
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10_000), st.integers(2, 30), st.booleans())
 @example(280, 29, False)  # a held value is read between two runs of its writer
 def test_what_a_tape_says_is_what_the_simulator_says(seed, n, takes):

@@ -205,7 +205,7 @@ def test_a_last_state_that_is_kept_is_freed_first():
     assert replay([Forward(0, 1), Push(1), Forward(1, 2), Push(2), *stream], 2, 3) == 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.integers(1, 150), st.integers(1, 30))
 def test_any_kept_states_are_finished(data, steps, slots):
     more = data.draw(st.sets(st.integers(1, steps - 1), max_size=slots - 1)) if steps > 1 else set()
@@ -214,7 +214,7 @@ def test_any_kept_states_are_finished(data, steps, slots):
     assert replay(whole(kept, steps, slots), steps, slots) == count(kept, steps, slots)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 900), st.integers(1, 60))
 def test_longer_loops_are_replayed(steps, slots):
     kept = stopped(steps, slots)

@@ -4,15 +4,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import MIB, Step, chain, random_graph
-from lowtide.plans import keep_all
 from lowtide.plans.graph import Graph, Op
+from lowtide.plans.keep_all import keep_all
 from lowtide.plans.order import first_order, with_drops
 from lowtide.plans.simulator import simulate
 from lowtide.solve import auto
 from lowtide.solve.search.reorder import first_orders
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 10_000), st.integers(1, 30))
 def test_every_order_is_accepted_and_runs_each_op_once(seed, n):
     graph = random_graph(seed, n)

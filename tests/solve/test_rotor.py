@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from graphs import chain, cnn, random_graph, transformer
 from lowtide.errors import BudgetTooSmall, LowtideError
-from lowtide.plans import keep_all
 from lowtide.plans.graph import GIVEN_KINDS, Graph, Op, Value
+from lowtide.plans.keep_all import keep_all
 from lowtide.plans.order import first_order, with_drops
 from lowtide.plans.schedule import Run
 from lowtide.plans.simulator import simulate
@@ -140,7 +140,7 @@ def moves(case: Case, last: int, loose: int | None, stored: frozenset, saved: fr
             yield option.backward, peak, (first - 1, None, left, saved - {(first, index)})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seeds)
 def test_the_table_is_the_optimum_of_tiny_chains_for_every_memory(seed):
     case = random_case(seed)
@@ -150,7 +150,7 @@ def test_the_table_is_the_optimum_of_tiny_chains_for_every_memory(seed):
         assert table.seconds[0, -1, memory] == pytest.approx(shortest(case, memory))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(seeds)
 def test_the_actions_take_the_seconds_they_say_and_undo_each_stage_once(seed):
     case = random_case(seed)
@@ -244,7 +244,7 @@ def test_bad_input_is_refused_by_name():
     assert plan_chain([], 0).actions == ()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seeds, st.integers(1, 25), st.floats(0.0, 1.1))
 def test_every_schedule_is_accepted_and_pinned_ops_run_once(seed, n, share):
     graph = random_graph(seed, n)

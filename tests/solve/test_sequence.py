@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from graphs import chain, cnn, random_graph, transformer
 from lowtide.errors import LowtideError, ScheduleError
-from lowtide.plans import keep_all
+from lowtide.plans.keep_all import keep_all
 from lowtide.plans.order import first_order, with_drops
 from lowtide.plans.simulator import simulate
 from lowtide.solve.sequence import (
@@ -326,7 +326,7 @@ def test_the_orders_for_no_budget_have_the_optimum_of_a_chain_for_every_number_o
 
 
 @pytest.mark.parametrize("keep", KEEPS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 25), share=st.floats(0.2, 1.1))
 def test_any_graph_gets_a_schedule_that_is_accepted(keep, seed, n, share):
     graph = random_graph(seed, n)
@@ -337,7 +337,7 @@ def test_any_graph_gets_a_schedule_that_is_accepted(keep, seed, n, share):
     assert least <= timeline.peak <= max(budget, least)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 10_000), st.integers(1, 25))
 def test_all_orders_for_no_budget_are_accepted(seed, n):
     graph = random_graph(seed, n)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from graphs import chain, cnn, random_graph, transformer, with_takes
 from lowtide.errors import LowtideError
-from lowtide.plans import keep_all
 from lowtide.plans.graph import Graph, Op, Value
+from lowtide.plans.keep_all import keep_all
 from lowtide.plans.order import first_order
 from lowtide.plans.schedule import Run
 from lowtide.plans.simulator import simulate
@@ -22,7 +22,7 @@ seeds = st.integers(0, 10_000)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=seeds, n=st.integers(1, 20), share=st.floats(0.3, 1.1), takes=st.booleans())
 def test_every_schedule_is_accepted_and_pinned_ops_run_once(method, seed, n, share, takes):
     graph = random_graph(seed, min(n, 10) if method == "exact" else n, takes=takes)  # it has tests of its own
@@ -68,7 +68,7 @@ def test_an_unknown_method_is_named_with_the_known_ones():
         find_method("magic")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seeds, st.integers(1, 25), st.booleans())
 def test_a_tape_agrees_with_the_simulator_through_edits(seed, n, takes):
     graph, rng = random_graph(seed, n, takes=takes), Random(seed)
@@ -98,7 +98,7 @@ def edit(tape: Tape, rng: Random) -> None:
         tape.insert(rng.choice(ran), rng.choice([*tape.room(slot, 1), slot - 1]))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seeds, st.integers(3, 25), st.floats(0.4, 0.95), st.booleans())
 def test_a_descent_that_says_it_fits_does_and_pruning_keeps_it_so(seed, n, share, takes):
     graph = random_graph(seed, n, takes=takes)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import chain, cnn, random_graph, transformer
-from lowtide.plans import keep_all
 from lowtide.plans.graph import Graph
+from lowtide.plans.keep_all import keep_all
 from lowtide.plans.order import first_order, with_drops
 from lowtide.plans.simulator import simulate
 from lowtide.solve.stages import Stages, crossing_bytes, find_stages, stages_at
@@ -26,7 +26,7 @@ def joined(stages: Stages) -> tuple[list[str], list[str]]:
     return forward, [name for stage in reversed(stages.backward) for name in stage]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seeds, sizes, st.one_of(st.none(), st.integers(1, 12)))
 def test_each_run_is_in_one_stage_and_the_program_order_is_kept(seed, n, most):
     graph = random_graph(seed, n)
@@ -37,7 +37,7 @@ def test_each_run_is_in_one_stage_and_the_program_order_is_kept(seed, n, most):
     assert most is None or len(stages) <= most
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seeds, sizes)
 def test_crossing_bytes_are_those_of_values_written_before_and_read_after(seed, n):
     graph = random_graph(seed, n)
@@ -48,7 +48,7 @@ def test_crossing_bytes_are_those_of_values_written_before_and_read_after(seed, 
         assert found == sum(graph.value[v].bytes for v in written & read if graph.value[v].droppable)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seeds, sizes)
 def test_no_neighbour_of_a_cut_is_crossed_by_fewer_bytes(seed, n):
     graph = random_graph(seed, n)
@@ -60,7 +60,7 @@ def test_no_neighbour_of_a_cut_is_crossed_by_fewer_bytes(seed, n):
         assert at == len(forward) - 1 or crossing[at] <= crossing[at + 1]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seeds, sizes, st.integers(1, 8))
 def test_any_actions_give_an_order_that_the_simulator_takes(seed, n, most):
     graph, rng = random_graph(seed, n), Random(seed)

@@ -52,7 +52,7 @@ def least_tree(steps, leaves):
 sizes = st.tuples(st.integers(1, 28), st.integers(0, 60), st.integers(1, 6), st.integers(1, 8))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @example((13, 10, 4, 3))  # 35 runs, where 34 are possible
 @given(sizes)
 def test_leaves_are_as_good_as_any_mix_of_states_and_recordings(case):
@@ -69,7 +69,7 @@ def test_leaves_are_as_good_as_any_mix_of_states_and_recordings(case):
         assert best <= Tapered(steps, leaves).forward_count <= 1.1 * best
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(SHORT + 1, 110), st.integers(2, 200), st.integers(1, 6), st.integers(1, 8))
 def test_long_parts_are_near_the_best_tree(steps, room, state, record):
     leaves = leaf_sizes(steps, room=room, state=state, record=record)
@@ -97,7 +97,7 @@ def test_the_headline():
     assert Tapered(1000, leaves).forward_count < 2000  # at 2 %
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(sizes, st.integers(0, 9), st.integers(0, 9), st.integers(0, 5), st.integers(0, 3))
 def test_plans_take_as_many_runs_as_they_say_and_stay_below_their_budget(case, run, back, gradient, random):
     steps, room, state, record = case
