@@ -22,7 +22,7 @@ from typing import Any
 
 from torch._dynamo.callback import callback_handler
 
-from lowtide.prices import measured as cost
+from lowtide.prices import pricing
 from lowtide.run.inductor import step as compiled
 
 PATIENCE = 15.0
@@ -119,7 +119,7 @@ class Turn:
 
 def measure_prices_in(turn: Turn) -> None:
     """Let Lowtide measure its prices in a turn: they are times, and they go to a file that all share."""
-    original = cost.price
+    original = pricing.price
 
     def price(*args: Any, **kwargs: Any) -> Any:
         with turn:

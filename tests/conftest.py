@@ -1,6 +1,7 @@
 """One thread, a cache folder of its own, and no compiled code carried from test to test."""
 
 import os
+import sys
 import tempfile
 import time
 
@@ -8,16 +9,30 @@ os.environ["LOWTIDE_CACHE"] = tempfile.mkdtemp(prefix="lowtide-test-")
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
+
+# A busy machine is no fault of the code: nothing here is judged by the time it takes.
+SLOWNESS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
+settings.register_profile(
+    "lowtide", deadline=None, suppress_health_check=SLOWNESS, derandomize=bool(os.environ.get("CI"))
+)
+settings.load_profile("lowtide")
 
 
 @pytest.fixture(autouse=True)
 def fresh_compiler():
-    torch._dynamo.reset()
+    forget_compiled_code()
     torch.manual_seed(0)
     yield
-    torch._dynamo.reset()
+    forget_compiled_code()
+
+
+def forget_compiled_code():
+    """Where `torch._dynamo` was not imported, nothing was compiled; importing it takes seconds."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -1,0 +1,40 @@
+"""A small model with its loss, for the tests on `cap`, and what its steps leave behind."""
+
+import copy
+
+import torch
+from torch import nn
+
+
+def mlp(width=32, depth=16):
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.Tanh())]
+    return nn.Sequential(*layers, nn.Linear(width, 1))
+
+
+class WithLoss(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x, scale=1.0):
+        return self.net(x).pow(2).mean() * scale
+
+
+def gradients(model):
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def same(left, right):
+    pairs = zip(left, right, strict=True)
+    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
+
+
+def clear(model):
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def plain_gradients(model, *args, **kwargs):
+    twin = copy.deepcopy(model)
+    twin(*args, **kwargs).backward()
+    return gradients(twin)
