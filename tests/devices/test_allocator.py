@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from graphs import chain, random_graph
 from lowtide.devices.allocator import _Pool, _Step, booked_excess, rounded
 from lowtide.planner.under_budget import booked, plan_graph
-from lowtide.plans.graph import GIVEN_KINDS, Graph, Op, Value
+from lowtide.plans.events import VALUE, Free, Ran, events
+from lowtide.plans.graph import Graph, Op, Value
 from lowtide.plans.order import first_order, with_drops
 from lowtide.plans.planned_step import make_plan
 from lowtide.plans.schedule import Drop, Run, Schedule
-from lowtide.plans.simulator import in_place, simulate
+from lowtide.plans.simulator import simulate
 
 MIB = 2**20
 
@@ -131,27 +132,21 @@ def test_the_plain_sum_is_the_simulators(seed, n):
     for name in chance.sample(forward, min(len(forward), 3)):
         if graph.op[name].kind == "pure":
             backward.insert(chance.randint(0, len(backward)), name)
-    schedule, given = (
-        with_drops(graph, forward, backward),
-        sum(value.bytes for value in graph.values if value.kind in GIVEN_KINDS),
-    )
+    schedule = with_drops(graph, forward, backward)
     states = graph.replace(ops=tuple(replace(op, state=0) for op in graph.ops))
-    timeline, sums = simulate(states, schedule), plain_sums(graph, schedule)
-    assert sums == [size - given for size in timeline.resident]
+    assert plain_sums(graph, schedule) == list(simulate(states, schedule).resident)
 
 
 def plain_sums(graph, schedule):
-    """The plain sum at each run and behind each drop."""
-    step, taken, sums = _Step(graph, _Pool([])), in_place(graph, schedule), []
-    for index, action in enumerate(schedule.steps):
-        if index == len(schedule.forward):
-            step.plain += sum(value.bytes for value in graph.values if value.kind == "tangent")
+    """The plain sum at each run and after each drop."""
+    step, sums = _Step(_Pool([])), []
+    for event in events(graph, schedule):
         step.plain_peak = 0
-        if isinstance(action, Run):
-            step.run(graph.op[action.op], taken.get(index))
-        else:
-            step.drop(action.value)
-        sums.append(step.plain_peak if isinstance(action, Run) else step.plain)
+        step.enter(event)
+        if isinstance(event, Ran):
+            sums.append(step.plain_peak)
+        elif isinstance(event, Free) and event.what == VALUE:
+            sums.append(step.plain)
     return sums
 
 

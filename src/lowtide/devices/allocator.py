@@ -3,8 +3,9 @@
 On the CPU a storage is as large as it says. The CUDA caching allocator rounds a request up to 512 bytes and
 serves it from the smallest free block that holds it; where the rest of the block is no more than 1 MiB it is
 not split off but booked with the request. So what the allocator reports is a little more than what was asked
-for, and how much depends on the order of requests: `booked_excess` replays a schedule through the same rules,
-starting from the blocks that are free now, twice, because the second step starts from what the first left.
+for, and how much depends on the order of requests: `booked_excess` serves the stream of a schedule's events
+by the same rules, starting from the blocks that are free now, twice, because the second step starts from what
+the first left.
 A write in the place of a value requests nothing: it gets that value's block.
 """
 
@@ -16,9 +17,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..plans.graph import GIVEN_KINDS, Graph, Op
-from ..plans.schedule import Run, Schedule
-from ..plans.simulator import in_place
+from ..plans.events import COPY, STATE, VALUE, Allocate, Event, Free, Ran, events
+from ..plans.graph import Graph
+from ..plans.schedule import Schedule
 
 __all__ = ["booked_excess", "free_blocks", "rounded"]
 
@@ -51,9 +52,9 @@ def free_blocks(device: torch.device) -> list[int]:
 
 def booked_excess(graph: Graph, schedule: Schedule, free: Iterable[int]) -> int:
     """How far the booked peak of a schedule lies above the sum of its values' bytes."""
-    pool = _Pool(free)
-    first = _replay(graph, schedule, pool)
-    return max(first, _replay(graph, schedule, pool))
+    pool, story = _Pool(free), list(events(graph, schedule))
+    first = _replay(story, pool)
+    return max(first, _replay(story, pool))
 
 
 @dataclass(eq=False)
@@ -127,65 +128,67 @@ def _merged(piece: _Piece, other: _Piece) -> _Piece:
     return piece
 
 
-def _replay(graph: Graph, schedule: Schedule, pool: _Pool) -> int:
+def _replay(story: Iterable[Event], pool: _Pool) -> int:
     """The booked peak above the peak of the plain sum; everything is released again."""
-    step = _Step(graph, pool)
-    taken = in_place(graph, schedule)
-    for index, action in enumerate(schedule.steps):
-        if index == len(schedule.forward):
-            step.plain += sum(value.bytes for value in graph.values if value.kind == "tangent")
-        if isinstance(action, Run):
-            step.run(graph.op[action.op], taken.get(index))
-        else:
-            step.drop(action.value)
-    for piece in step.booked.values():
+    step = _Step(pool)
+    for event in story:
+        step.enter(event)
+    for piece, _ in step.booked.values():
         pool.release(piece)
     return step.booked_peak - step.plain_peak
 
 
 class _Step:
-    """A step on the allocator: the plain sum of bytes, and what is booked above it."""
+    """A step on the allocator: the plain sum of bytes, and what is booked above it.
 
-    def __init__(self, graph: Graph, pool: _Pool) -> None:
-        self.size = {value.name: value.bytes for value in graph.values}
-        self.there = {value.name for value in graph.values if value.kind in GIVEN_KINDS}
+    `booked` are the pieces of values and copies with the bytes that were asked for; those that the op which
+    runs now has requested are `fresh`.
+    """
+
+    def __init__(self, pool: _Pool) -> None:
         self.pool = pool
-        self.booked: dict[str, _Piece] = {}
-        self.taken: str | None = None
+        self.booked: dict[tuple[str, str], tuple[_Piece, int]] = {}
+        self.fresh: list[tuple[tuple[str, str], tuple[_Piece, int]]] = []
         self.plain = self.excess = self.plain_peak = self.booked_peak = 0
 
-    def run(self, op: Op, taken: str | None) -> None:
-        asked = op.writes if taken is None else ()
-        requests = [*((name, self.size[name]) for name in asked), ("", op.workspace)]
-        made = [(name, size, self.pool.book(size)) for name, size in requests if size > _MIB]
-        total = self.plain + sum(size for _, size in requests)
-        over = self.excess + sum(piece.size - size for _, size, piece in made)
+    def enter(self, event: Event) -> None:
+        if isinstance(event, Allocate):
+            if event.what != STATE:  # a GPU's random state is kept on the host
+                self.plain += event.bytes
+            self.request(event)
+        elif isinstance(event, Free):
+            if event.what != STATE:
+                self.plain -= event.bytes
+            self.release(event)
+        elif isinstance(event, Ran):
+            self.run(event.workspace)
+
+    def request(self, event: Allocate) -> None:
+        """A piece for what is written; what is given is there before the step and gets none."""
+        if event.in_place_of is not None:
+            taken = VALUE, event.in_place_of
+            if event.what == VALUE and taken in self.booked:
+                self.booked[VALUE, event.name] = self.booked.pop(taken)
+        elif event.what in (VALUE, COPY) and event.bytes > _MIB:
+            piece = self.pool.book(event.bytes)
+            self.fresh.append(((event.what, event.name), (piece, event.bytes)))
+            self.excess += piece.size - event.bytes
+
+    def run(self, workspace: int) -> None:
+        """The sums while an op runs; its workspace is requested last and released first."""
+        total, excess = self.plain + workspace, self.excess
+        if workspace > _MIB:
+            piece = self.pool.book(workspace)
+            excess += piece.size - workspace
+            self.pool.release(piece)
         self.plain_peak = max(self.plain_peak, total)
-        self.booked_peak = max(self.booked_peak, total + over)
-        for name, size, piece in reversed(made):
-            if not name or name in self.there:
-                self.pool.release(piece)
-            else:
-                self.booked[name] = piece
-                self.excess += piece.size - size
-        fresh = [name for name in op.writes if name not in self.there]
-        self.plain += sum(self.size[name] for name in fresh)
-        self.there.update(fresh)
-        self.hand_over(taken, fresh)
+        self.booked_peak = max(self.booked_peak, total + excess)
+        self.booked.update(reversed(self.fresh))
+        self.fresh.clear()
 
-    def hand_over(self, taken: str | None, fresh: list[str]) -> None:
-        """Let what was written in the place of a value have its bytes and its block."""
-        self.taken = taken
-        if taken is not None:
-            self.plain -= self.size[taken]
-            if fresh and taken in self.booked:
-                self.booked[fresh[0]] = self.booked.pop(taken)
-
-    def drop(self, name: str) -> None:
-        self.there.discard(name)
-        if name != self.taken:
-            self.plain -= self.size[name]
-        if name in self.booked:
-            piece = self.booked.pop(name)
-            self.excess -= piece.size - self.size[name]
+    def release(self, event: Free) -> None:
+        found = self.booked.pop((event.what, event.name), None)
+        if found is not None:
+            piece, asked = found
+            self.excess -= piece.size - asked
             self.pool.release(piece)

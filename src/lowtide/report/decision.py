@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from ..plans.events import VALUE, Allocate, Boundary, Free, events
 from ..plans.graph import GIVEN_KINDS, Graph, Value
-from ..plans.schedule import Run, Schedule
+from ..plans.schedule import Schedule
 
 __all__ = ["Decision", "decisions"]
 
@@ -46,26 +47,23 @@ class Decision:
 
 
 def decisions(graph: Graph, schedule: Schedule) -> dict[str, Decision]:
-    """The decision for each value of a schedule that the simulator has accepted."""
-    there: set[str] = {value.name for value in graph.values if value.kind in GIVEN_KINDS}
+    """The decision for each value of a schedule."""
+    there: set[str] = set()
     kept: set[str] = set()
-    ran: set[str] = set()
-    again: Counter[str] = Counter()
-    for index, step in enumerate(schedule.steps):
-        if index == len(schedule.forward):
+    written: Counter[str] = Counter()
+    for event in events(graph, schedule):
+        if isinstance(event, Allocate) and event.what == VALUE:
+            there.add(event.name)
+            written[event.name] += 1
+        elif isinstance(event, Free) and event.what == VALUE:
+            there.discard(event.name)
+        elif isinstance(event, Boundary):
             kept = set(there)
-        if isinstance(step, Run):
-            writes = graph.op[step.op].writes
-            if step.op in ran:
-                again.update(name for name in writes if name not in there)
-            ran.add(step.op)
-            there.update(writes)
-        else:
-            there.discard(step.value)
-    kept = kept if schedule.backward else there
-    return {
-        value.name: Decision(value.name in kept, again[value.name], _held(value)) for value in graph.values
-    }
+    return {value.name: _decision(value, kept, written[value.name]) for value in graph.values}
+
+
+def _decision(value: Value, kept: set[str], written: int) -> Decision:
+    return Decision(value.kind in GIVEN_KINDS or value.name in kept, max(written - 1, 0), _held(value))
 
 
 def _held(value: Value) -> str:

@@ -1,4 +1,4 @@
-"""Who is on the device from when to when: a schedule replayed into stays.
+"""Who is on the device from when to when: the stream of a schedule's events folded into stays.
 
 A stay is an interval of steps during which some bytes are resident under one name: a value between the
 step that writes it and the one that drops it or writes in its place, a fixed band, an op's workspace. The
@@ -9,16 +9,13 @@ O(steps + reads + writes).
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 
-from ..plans.graph import GIVEN_KINDS, Graph, Op
-from ..plans.schedule import Run, Schedule
-from ..plans.simulator import in_place
+from ..plans.events import COPY, GIVEN, VALUE, Allocate, Boundary, Event, Free, events
+from ..plans.graph import Graph
+from ..plans.schedule import Schedule
 
-__all__ = ["Stay", "stays"]
-
-VALUE = "value"
+__all__ = ["VALUE", "Stay", "stays"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,72 +37,48 @@ class Stay:
 
 
 def stays(graph: Graph, schedule: Schedule) -> list[Stay]:
-    """All stays of a schedule that the simulator has accepted."""
-    replay = _Replay(graph, schedule)
-    for index, step in enumerate(schedule.steps):
-        if index == replay.boundary:
-            replay.cross()
-        if isinstance(step, Run):
-            replay.run(index, graph.op[step.op])
-        elif step.value in replay.open:  # else a run has written in its place
-            replay.close(step.value, index)
-    return replay.finish()
+    """All stays of a schedule, in the order in which they begin."""
+    book = _Book(graph, len(schedule.steps))
+    for event in events(graph, schedule):
+        book.enter(event)
+    return book.stays
 
 
-class _Replay:
-    def __init__(self, graph: Graph, schedule: Schedule) -> None:
+class _Book:
+    """Stays as they begin and end; one that has not ended lasts to the end of the step."""
+
+    def __init__(self, graph: Graph, length: int) -> None:
         self.graph = graph
-        self.boundary = len(schedule.forward)
-        self.length = len(schedule.steps)
-        self.in_place = in_place(graph, schedule)
-        self.runs: Counter[str] = Counter()
-        self.runs_left = Counter(step.op for step in schedule.steps if isinstance(step, Run))
-        self.open: dict[str, Stay] = {}
-        self.states: dict[str, Stay] = {}
-        self.done = [
-            Stay(name, size, 0, self.length, "fixed", crosses=True) for name, size in graph.fixed.items()
-        ]
-        self.in_backward = False
-        for value in graph.values:
-            if value.kind in GIVEN_KINDS:
-                self.begin(value.name, 0)
+        self.length = length
+        self.stays: list[Stay] = []
+        self.open: dict[tuple[str, str], int] = {}
+        self.written: set[str] = set()
 
-    def begin(self, name: str, index: int, *, again: bool = False, crosses: bool = False) -> None:
-        size = self.graph.value[name].bytes
-        self.open[name] = Stay(name, size, index, self.length, again=again, crosses=crosses)
+    def enter(self, event: Event) -> None:
+        if isinstance(event, Allocate):
+            if event.in_place_of is not None:
+                self.end(VALUE, event.in_place_of, event.step)
+            self.begin(event)
+        elif isinstance(event, Free):
+            # What is freed at the end of a run is there while it runs; a dropped value is gone.
+            self.end(event.what, event.name, event.step if event.what == VALUE else event.step + 1)
+        elif isinstance(event, Boundary):
+            for place in self.open.values():
+                self.stays[place] = replace(self.stays[place], crosses=True)
+        elif event.workspace:
+            self.stays.append(Stay(event.op, event.workspace, event.step, event.step + 1, "workspace"))
 
-    def close(self, name: str, index: int) -> None:
-        stay = self.open.pop(name)
-        self.done.append(Stay(name, stay.bytes, stay.start, index, VALUE, stay.crosses, stay.again))
+    def begin(self, event: Allocate) -> None:
+        name = event.name
+        what = VALUE if event.what == GIVEN else event.what
+        size = self.graph.value[name].bytes if event.in_place_of is not None else event.bytes
+        again = event.what in (VALUE, COPY) and name in self.written
+        if event.what == VALUE:
+            self.written.add(name)
+        self.open[what, name] = len(self.stays)
+        self.stays.append(Stay(name, size, event.step, self.length, what, again=again))
 
-    def run(self, index: int, op: Op) -> None:
-        self.runs[op.name] += 1
-        self.runs_left[op.name] -= 1
-        first, last = self.runs[op.name] == 1, self.runs_left[op.name] == 0
-        if op.state and first and not last:
-            self.states[op.name] = Stay(op.name, op.state, index, self.length, "random state")
-        if op.workspace:
-            self.done.append(Stay(op.name, op.workspace, index, index + 1, "workspace"))
-        if index in self.in_place:
-            self.close(self.in_place[index], index)
-        for name in op.writes:
-            if name in self.open:
-                size = self.graph.value[name].bytes
-                self.done.append(Stay(name, size, index, index + 1, "copy", again=True))
-            else:
-                self.begin(name, index, again=not first)
-        if op.state and last and not first:
-            self.done.append(replace(self.states.pop(op.name), end=index + 1))
-
-    def cross(self) -> None:
-        self.in_backward = True
-        for there in (self.open, self.states):
-            there.update({name: replace(stay, crosses=True) for name, stay in there.items()})
-        for value in self.graph.values:
-            if value.kind == "tangent":
-                self.begin(value.name, self.boundary, crosses=True)
-
-    def finish(self) -> list[Stay]:
-        if not self.in_backward:
-            self.cross()
-        return self.done + list(self.open.values())
+    def end(self, what: str, name: str, step: int) -> None:
+        place = self.open.pop((what, name), None)
+        if place is not None:  # else something was written in the value's place before it was dropped
+            self.stays[place] = replace(self.stays[place], end=step)
