@@ -61,7 +61,7 @@ def environment(released, tmp_path_factory):
 
 
 def add_libraries_of_this_environment(folder):
-    """By a plain path, whose own .pth files are not read: an editable install of the checkout stays unseen."""
+    """By a plain path, whose own .pth files are not read: an editable install of the checkout is not seen."""
     paths = sysconfig.get_paths(vars={"base": folder, "platbase": folder})
     here = sysconfig.get_paths()
     lines = dict.fromkeys([here["purelib"], here["platlib"]])
