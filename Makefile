@@ -5,13 +5,17 @@ STAMP := .venv/.installed
 # One of the CPU's bf16 paths can kill the process (oneDNN with AMX), and one thread keeps sums repeatable.
 TEST_ENV := ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 OMP_NUM_THREADS=1
 
-.PHONY: demo test check docs format clean
+.PHONY: demo test coverage check docs format clean
 
 demo: $(STAMP)
 	$(BIN)/lowtide demo
 
 test: check
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+coverage: $(STAMP)
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -q --cov --cov-report=term:skip-covered --cov-report=html
+	@echo "line by line in htmlcov/index.html"
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -28,7 +32,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv build dist demo-output site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist demo-output site htmlcov .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt

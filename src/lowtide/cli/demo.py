@@ -27,6 +27,7 @@ from ..evidence.watched_step import watch
 from ..measuring.measurement import measure
 from ..planner.frontiers import frontier
 from ..plans.planned_step import Plan
+from ..report import page as _page  # noqa: F401  # it lets plans write themselves
 from ..report.text import text
 from ..units import format_bytes
 

@@ -180,7 +180,7 @@ def _native_search() -> Check:
 
 PACKAGES = {
     "highspy": ('method="exact", the optimum of small graphs', 'pip install "lowtide[exact]"'),
-    "rich": ("nicer progress in a terminal", "pip install rich"),
+    "rich": ("nicer progress in a terminal", 'pip install "lowtide[rich]"'),
 }
 
 

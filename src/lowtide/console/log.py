@@ -1,6 +1,8 @@
-"""What Lowtide says while it works: one line on standard error for each plan, and for what it does not do.
+"""What Lowtide says while it works: one line for each plan, and for what it does not do.
 
-`logging.getLogger("lowtide").setLevel(logging.ERROR)` silences it; a handler of your own sees the same.
+All of it goes through `logging.getLogger("lowtide")`, which propagates: handlers of the application, on that
+logger or on the root, get every line. Where there is none, the line is printed on standard error, since a
+plan that nobody hears of is a surprise. `logging.getLogger("lowtide").setLevel(logging.ERROR)` silences all.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, TextIO
 
 from ..plans.planned_step import Plan
 from ..units import format_bytes
@@ -20,11 +22,43 @@ __all__ = ["log", "planning", "say_once", "say_plan", "silence"]
 
 log = logging.getLogger("lowtide")
 
-if not log.handlers:
-    _handler = logging.StreamHandler()
-    _handler.setFormatter(logging.Formatter("lowtide: %(message)s"))
-    log.addHandler(_handler)
-    log.propagate = False
+NAME = "lowtide: on standard error"
+"""Of the handler below, by which it is known again where this module is loaded twice."""
+
+
+class Fallback(logging.StreamHandler[TextIO]):
+    """Prints on standard error what no handler of the application gets.
+
+    It asks anew for each line, as applications configure their logging when they like. `logging.lastResort`
+    does the same, but for warnings only.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a line, unless somebody else gets it."""
+        if not _heard(record.name):
+            self.stream = sys.stderr  # as it is now: notebooks and tests put another one in its place
+            super().emit(record)
+
+
+def _heard(name: str) -> bool:
+    """Whether a logger's records reach a handler other than ours."""
+    logger: logging.Logger | None = logging.getLogger(name)
+    while logger is not None:
+        if any(handler.name != NAME for handler in logger.handlers):
+            return True
+        logger = logger.parent if logger.propagate else None
+    return False
+
+
+def _add_fallback() -> None:
+    handler = Fallback()
+    handler.name = NAME
+    handler.setFormatter(logging.Formatter("lowtide: %(message)s"))
+    log.addHandler(handler)
+
+
+if not any(handler.name == NAME for handler in log.handlers):
+    _add_fallback()
 if log.level == logging.NOTSET:  # what a user has set stays: this is loaded at the first use only
     log.setLevel(logging.INFO)
 
