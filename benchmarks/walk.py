@@ -31,11 +31,10 @@ GUIDES = ("entry", "pipeline")
 
 @dataclass
 class Walk:
-    """What was entered: files, and the rooms that the guides went into, each with the function that was called."""
+    """What was entered: files, and the rooms that the guides went into, with the functions they called."""
 
     files: set[str] = field(default_factory=set)
     path: list[tuple[str, str]] = field(default_factory=list)
-    depth: int = 0
 
     def rooms(self) -> list[str]:
         """The path, room by room."""

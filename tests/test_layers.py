@@ -134,6 +134,12 @@ def imported(node):
     return [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
 
 
+def test_the_page_for_contributors_names_every_room():
+    page = (ROOT.parent.parent / "docs" / "architecture.md").read_text()
+    missing = [name for name in LAYERS if f"`{name}/`" not in page and f"`{name}`" not in page]
+    assert not missing
+
+
 def test_at_most_twelve_files_at_the_top():
     assert len(list(ROOT.glob("*.py"))) <= 12
 

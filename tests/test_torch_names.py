@@ -71,6 +71,88 @@ def test_file_uses_no_private_torch_name(path):
     assert private_names(path.read_text()) == set()
 
 
+def private_attributes(source):
+    """Private attributes of objects that are not of the file itself: of torch's, unless the tables say else.
+
+    Operators are named with an underscore in the public schema; `_replace` and the like are namedtuples'.
+    """
+    tree = ast.parse(source)
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    own |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    own |= {node.target.id for node in ast.walk(tree) if is_field(node)}
+    own |= {node.attr for node in ast.walk(tree) if is_of_self(node)} | {"_asdict", "_replace", "_fields"}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not is_operator(node):
+            found.add(node.attr)
+        elif isinstance(node, ast.Call) and dotted(node.func) in ("getattr", "hasattr", "setattr"):
+            found |= {arg.value for arg in node.args[1:2] if isinstance(arg, ast.Constant)}
+    return {name for name in found - own if name.startswith("_") and not name.startswith(("__", "_lowtide"))}
+
+
+def is_field(node):
+    return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+
+
+def is_of_self(node):
+    return isinstance(node, ast.Attribute) and dotted(node.value) in ("self", "cls")
+
+
+def is_operator(node):
+    return dotted(node.value).startswith(("torch.ops.", "aten"))
+
+
+def test_no_file_uses_a_private_attribute_of_torchs_objects():
+    found = {str(path.relative_to(ROOT)): private_attributes(path.read_text()) for path in FILES}
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "key = storage._cdata",
+        "first = tensor.grad_fn._sequence_nr()",
+        "model._compiled_call_impl = None",
+        "hooks = getattr(parameter, '_backward_hooks', None)",
+        "def f(x):\n    return x.y._version",
+    ],
+)
+def test_scan_finds_attributes(source):
+    assert private_attributes(source)
+
+
+def attributes_asked_for(tree):
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return {call.args[1].value for call in calls if dotted(call.func) in ("held", "hold")}
+
+
+def test_every_attribute_of_the_list_is_used():
+    used = {name for path in FILES for name in attributes_asked_for(ast.parse(path.read_text()))}
+    assert used | {"storage_key"} == set(_torch.ATTRIBUTES)  # which has a function of its own
+
+
+INSTANCES = {
+    "torch:Tensor": lambda: torch.ones(1),
+    "torch:UntypedStorage": torch.UntypedStorage,
+    "torch.autograd.graph:Node": lambda: torch.ones(1, requires_grad=True).exp().grad_fn,
+    "torch.nn:Module": torch.nn.Module,
+    "torch.nn:Linear": lambda: torch.nn.Linear(1, 1),
+    "torch.nn:LSTM": lambda: torch.nn.LSTM(1, 1),
+    "torch._ops:OpOverload": lambda: torch.ops.aten.add.Tensor,
+    "the function that torch.compile returns": lambda: torch.compile(lambda x: x),
+    "the module that torch.compile returns": lambda: torch.compile(torch.nn.Linear(1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", _torch.ATTRIBUTES)
+def test_attribute_exists(name):
+    attribute, owner, versions = _torch.ATTRIBUTES[name]
+    assert hasattr(INSTANCES[owner](), attribute), (
+        f"torch {torch.__version__} has no {attribute} at {owner}, seen in torch {versions}: find what took "
+        "its place, and correct lowtide/_torch.py"
+    )
+
+
 @pytest.mark.parametrize(
     "source",
     [

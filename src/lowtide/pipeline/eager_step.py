@@ -44,7 +44,7 @@ class _Halves:
         self.stage: Lowered | None = None
         self.constants: Mapping[str, Any] = {}
         self.expected: tuple[bool, ...] = ()
-        self.misfits = Misfits.on("cpu")
+        self.misfits: Misfits | None = None
 
     def partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
@@ -55,9 +55,11 @@ class _Halves:
         return self.stage.forward, self.stage.backward
 
     def forward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
+        assert self.misfits is not None
         return checked(self.with_constants(module), "forward", self.misfits)
 
     def backward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
+        assert self.misfits is not None
         return Backward(self.with_constants(module), self.expected, self.misfits).boxed()
 
     def inference(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
