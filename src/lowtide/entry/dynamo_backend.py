@@ -17,7 +17,7 @@ from torch import fx
 from .._torch import private
 from ..console.log import say_once, say_plan
 from ..errors import LowtideError
-from ..options import Options
+from ..options import Options, limit
 from ..pipeline.in_flight import Caller
 from ..pipeline.optimizer_steps import changes, look_at_steps
 from ..pipeline.pipeline import Piece
@@ -89,8 +89,8 @@ class _Planned:
 
 def _outgrown(piece: Piece) -> bool:
     """Whether the optimizer state that is there now does not fit beside the plan."""
-    plan = piece.plan
-    return plan is not None and plan.budget is not None and plan.peak + piece.uncounted_state() > plan.budget
+    plan, most = piece.plan, limit(piece.options, piece.plan)
+    return plan is not None and most is not None and plan.peak + piece.uncounted_state() > most
 
 
 class _PerShape:

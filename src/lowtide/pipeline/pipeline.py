@@ -26,6 +26,7 @@ from ..capture.step_inputs import Given
 from ..capture.trace import Trace, device_of, make_trace
 from ..devices.allocator import rounded
 from ..devices.baseline import fixed_bands, states
+from ..devices.memory import DeviceMemory, memory_of
 from ..devices.optimizers import state_bytes
 from ..devices.table import find_device
 from ..errors import NothingToTrain
@@ -33,12 +34,11 @@ from ..fusion.fused_graph import fuse
 from ..lowering.lower import Pair, lower
 from ..lowering.rereads import read_otherwise
 from ..options import Options, limit
+from ..planner.budgets import resolve
 from ..planner.follow import follow, refuse_if_too_large
-from ..planner.under_budget import device_blocks, device_memory, plan_graph, resolve
+from ..planner.under_budget import plan_graph, uncapped_peak
 from ..plans.graph import Graph, Value
-from ..plans.keep_all import keep_all
 from ..plans.planned_step import Plan
-from ..plans.simulator import simulate
 from ..prices.known_kernels import KnownKernels
 from ..prices.pricing import price
 from ..run.backward import Backward
@@ -306,10 +306,10 @@ class Piece:
         """Plan the step that was taken."""
         assert self.trace is not None
         assert self.lifted is not None
-        free = device_blocks(self.trace.device, self.target)
+        device, whole = self.memory(), self.exact_peak()
         given, budget = self.options.plan, self.options.budget
         if given is not None and not self.spare:
-            self.plan = follow(given, self.lifted.graph, budget, memory=self.memory(), free=free)
+            self.plan = follow(given, self.lifted.graph, budget, device=device, whole=whole)
             if not self.compiled or self.only_plan:  # what is compiled is judged by its buffers
                 refuse_if_too_large(self.plan, budget)
             return self.plan
@@ -317,8 +317,8 @@ class Piece:
             self.lifted.graph,
             given.budget if given is not None and budget is None else budget,
             method=self.options.method,
-            memory=self.memory(),
-            free=free,
+            device=device,
+            whole=whole,
             spare=self.spare,
             notes=tuple(notes_on(self.trace, self.lifted.graph, self.options, self.target, self.sketches)),
         )
@@ -329,23 +329,24 @@ class Piece:
 
     def room(self) -> int | None:
         """The bytes that the step may take; None where the smallest peak is asked for."""
-        assert self.lifted is not None
-        graph, budget = self.lifted.graph, self.options.budget
-        if budget is None:
+        if self.options.budget is None:
             return sys.maxsize
-        if budget.word == "min":
-            return None
-        return resolve(budget, graph, simulate(graph, keep_all(graph)).peak, self.memory()) - self.spare
+        size = resolve(self.options.budget, self.exact_peak() or self.uncapped_peak(), self.memory())
+        return None if size is None else size - self.spare
 
-    def memory(self) -> int | None:
-        """What a share of a budget is of, besides the uncapped peak of this very graph."""
-        assert self.trace is not None
-        found = device_memory(self.trace.device, self.target)
-        if found is None and self.sketches is not None and self.sketches.saved:
-            budget = self.options.budget
-            if budget is not None and budget.share is not None:
-                return self.sketches.whole  # with a sketch, too, a share is one of the exact step
-        return found
+    def memory(self) -> DeviceMemory:
+        """The memory of the device that the step is for."""
+        assert self.lifted is not None
+        return memory_of(self.lifted.graph, self.target)
+
+    def uncapped_peak(self) -> int:
+        """The peak of keeping everything of this very graph."""
+        assert self.lifted is not None
+        return uncapped_peak(self.lifted.graph, self.memory())
+
+    def exact_peak(self) -> int | None:
+        """The peak that a share is of where it is not this graph's: with sketches, that of the exact step."""
+        return self.sketches.whole if self.sketches is not None and self.sketches.saved else None
 
     def compile_forward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
         return checked(self.with_constants(module), "forward", self.misfits)

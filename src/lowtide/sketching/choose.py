@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 from ..capture.fx_nodes import storage_of, tensors_of
 from ..errors import BudgetTooSmall
-from ..plans.keep_all import keep_all
-from ..plans.simulator import simulate
 from ..units import format_bytes
 from .decide import Draft, decide
 from .marks import Mark, of_layers, ranked
@@ -116,7 +114,7 @@ class _Drafts:
             assert step.lifted is not None
             graph = step.lifted.graph
             if not names:
-                self.whole = simulate(graph, keep_all(graph)).peak
+                self.whole = step.uncapped_peak()
             self.made[names] = Draft(step, graph, step.room())
         return self.made[names]
 
