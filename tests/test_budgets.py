@@ -280,7 +280,9 @@ def train(call: Any, model: nn.Module, x: torch.Tensor, optimizer: torch.optim.O
 
 
 @pytest.mark.parametrize("entry", ["cap", "backend"])
-def test_state_that_comes_later_is_no_part_of_a_share(step: Any, entry: str) -> None:
+def test_state_that_comes_later_is_no_part_of_a_share(
+    step: Any, entry: str, caplog_lowtide: list[str]
+) -> None:
     """A share that the step's smallest peak just fits would refuse any state beside it."""
     model, x = step
     whole, least = lowtide.plan(model, x).peak, lowtide.plan(model, x, budget="min").peak
@@ -292,6 +294,8 @@ def test_state_that_comes_later_is_no_part_of_a_share(step: Any, entry: str) -> 
     else:
         call = torch.compile(model, backend="lowtide", options={"budget": budget, "prices": "roofline"})
         train(call, model, x, optimizer)
+    (said,) = [line for line in caplog_lowtide if "as it was planned" in line]
+    assert f"the budget {budget} is of the uncapped peak" in said
 
 
 def test_a_share_of_the_device_counts_state_that_comes_later(step: Any, monkeypatch: Any) -> None:

@@ -165,8 +165,8 @@ def plan(
     """The plan of a training step, made under fake tensors: nothing is computed, nothing allocated.
 
     `device` names a device that is not here, as in "H200" or "A100": its allocator's rounding, its memory and
-    its rates are used. The budget means what it means to `cap`. A module on the meta device is planned as on the CPU. Without a budget the plan keeps
-    everything. Keyword arguments of the step go into `kwargs`.
+    its rates are used. A module on the meta device is planned as on the CPU. A budget means what it means to
+    `cap`; without one the plan keeps everything. Keyword arguments of the step go into `kwargs`.
 
     >>> import lowtide, torch
     >>> model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))

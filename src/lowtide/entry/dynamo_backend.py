@@ -88,9 +88,17 @@ class _Planned:
 
 
 def _outgrown(piece: Piece) -> bool:
-    """Whether the optimizer state that is there now does not fit beside the plan."""
-    plan, most = piece.plan, limit(piece.options, piece.plan)
-    return plan is not None and most is not None and plan.peak + piece.uncounted_state() > most
+    """Whether the optimizer state that is there now does not fit beside the plan, and must."""
+    plan = piece.plan
+    if plan is None or plan.budget is None or plan.peak + piece.uncounted_state() <= plan.budget:
+        return False
+    if limit(piece.options, plan) is not None:
+        return True
+    say_once(
+        f"the budget {piece.options.budget} is of the uncapped peak of one call, as it was planned: "
+        "optimizer state that was made since then is not in it. The option optimizer= counts it"
+    )
+    return False
 
 
 class _PerShape:
