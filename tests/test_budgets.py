@@ -307,6 +307,18 @@ def test_a_share_of_the_device_counts_state_that_comes_later(step: Any, monkeypa
         train(model, model, x, torch.optim.Adam(model.parameters()))
 
 
+def test_a_share_is_of_the_exact_step_where_a_sketched_plan_is_followed() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))), torch.randn(2048, 256)
+    exact = lowtide.plan(model, x).peak
+    lowtide.sketch(model, rate=0.1)
+    plan = lowtide.plan(model, x, budget="80%")
+    assert plan.sketched
+    assert plan.budget == exact * 8 // 10
+    followed = lowtide.plan(model, x, budget="80%", plan=plan)
+    assert (followed.budget, followed.schedule) == (plan.budget, plan.schedule)
+
+
 # where a share of the device, or of the peak, says nothing
 
 

@@ -66,8 +66,10 @@ def choose(piece: Piece, marked: MarkedStep, forward_outputs: int) -> Piece:
     while that fits.
     """
     drafts = _Drafts(piece, marked, forward_outputs)
-    given, before = piece.options.plan, piece.sketches
+    given, before, budget = piece.options.plan, piece.sketches, piece.options.budget
     if given is not None:
+        if budget is not None and budget.is_share_of_peak:
+            drafts.make(())  # the exact step, which a share is of
         return _first_that_fits([drafts.make(given.sketched + given.trimmed)])
     able = ranked(marked.marks, drafts.seconds())
     if before is not None:
