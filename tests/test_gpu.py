@@ -84,6 +84,21 @@ def test_other_models_on_the_device_are_counted():
     assert abs(beside - alone - other.numel()) <= BLOCK
 
 
+def test_a_share_is_of_the_step_and_a_share_of_the_device_of_its_memory():
+    model, args, kwargs = cuda_case("gpt")
+    plans = []
+    for budget in ("100% of device", "90%"):
+        lowtide.cap(model, budget)
+        model(*args, **kwargs).backward()
+        plans.append(lowtide.plan_of(model))
+        lowtide.uncap(model)
+        model.zero_grad()
+    roomy, plan = plans
+    assert roomy.budget == torch.cuda.get_device_properties(0).total_memory
+    assert abs(plan.budget - 0.9 * roomy.peak) <= BLOCK
+    assert plan.peak <= plan.budget
+
+
 FIRST_STEP = """
 import torch, lowtide
 layer, x = torch.nn.Linear(512, 512).cuda(), torch.randn(4096, 512, device="cuda")
