@@ -117,7 +117,7 @@ def budget_of(setting: str, uncapped: int | None) -> Budget:
     if setting == "min":
         return "min"
     if setting == "uncapped":
-        return "100%"
+        return "100% of device"
     if is_size(setting):
         return int(setting.removesuffix("MiB")) << 20
     if uncapped is None:

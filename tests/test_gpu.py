@@ -53,7 +53,7 @@ def cuda_case(name):
 
 def half_way(model, args, kwargs):
     """A budget half way between what is there before the step and its uncapped peak."""
-    lowtide.cap(model, "100%")
+    lowtide.cap(model, "100% of device")
     model(*args, **kwargs)
     plan = lowtide.plan_of(model)
     lowtide.uncap(model)
@@ -84,10 +84,25 @@ def test_other_models_on_the_device_are_counted():
     assert abs(beside - alone - other.numel()) <= BLOCK
 
 
+def test_a_share_is_of_the_step_and_a_share_of_the_device_of_its_memory():
+    model, args, kwargs = cuda_case("gpt")
+    plans = []
+    for budget in ("100% of device", "90%"):
+        lowtide.cap(model, budget)
+        model(*args, **kwargs).backward()
+        plans.append(lowtide.plan_of(model))
+        lowtide.uncap(model)
+        model.zero_grad()
+    roomy, plan = plans
+    assert roomy.budget == torch.cuda.get_device_properties(0).total_memory
+    assert abs(plan.budget - 0.9 * roomy.peak) <= BLOCK
+    assert plan.peak <= plan.budget
+
+
 FIRST_STEP = """
 import torch, lowtide
 layer, x = torch.nn.Linear(512, 512).cuda(), torch.randn(4096, 512, device="cuda")
-step = lowtide.cap(lambda x: layer(x).square().mean(), "100%")
+step = lowtide.cap(lambda x: layer(x).square().mean(), "100% of device")
 step(x).backward()
 print(lowtide.plan_of(step).peak, torch.cuda.max_memory_allocated())
 """
@@ -100,7 +115,7 @@ def test_workspaces_that_a_first_step_takes_are_predicted():
 
 
 def _peak(model, args, kwargs):
-    lowtide.cap(model, "100%")
+    lowtide.cap(model, "100% of device")
     model(*args, **kwargs).backward()
     peak = lowtide.plan_of(model).peak
     lowtide.uncap(model)
@@ -318,7 +333,7 @@ def test_sketches_that_a_planner_chose(kind, executor, monkeypatch):
     model, x = Chain(6).cuda(), torch.randn(32768, 2048, device="cuda")
     lowtide.sketch(model, 0.1 if kind == "strided" else None, kind=kind)
     fixed = torch.cuda.memory_allocated()
-    roomy = lowtide.verify(model, x, budget="100%", executor=executor)
+    roomy = lowtide.verify(model, x, budget="100% of device", executor=executor)
     assert roomy.plan.sketched == ()
     tight = fixed + (roomy.plan.peak - fixed) * 3 // 4
     free = lowtide.verify(model, x, budget=tight, executor=executor)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from lowtide.errors import BudgetError, LowtideError
 from lowtide.units import Budget, format_bytes, format_seconds, parse_budget
@@ -41,6 +43,54 @@ def test_shares(asked: str, share: float) -> None:
     assert budget.bytes is None
 
 
+@pytest.mark.parametrize("asked", ["60%", "60 %", " 60% "])
+def test_a_share_is_of_the_peak(asked: str) -> None:
+    budget = parse_budget(asked)
+    assert (budget.share, budget.of, budget.is_share_of_peak) == (0.6, "peak", True)
+    assert not budget.is_share_of_device
+
+
+@pytest.mark.parametrize(
+    "asked",
+    ["90% of device", "90 % of the device", " 90%of device ", "90%\tOf  The  DEVICE"],
+)
+def test_a_share_of_the_device(asked: str) -> None:
+    budget = parse_budget(asked)
+    assert (budget.share, budget.of, budget.is_share_of_device) == (0.9, "device", True)
+    assert not budget.is_share_of_peak
+    assert (budget.bytes, budget.word, str(budget)) == (None, None, asked)
+
+
+spaces = st.text(" \t", max_size=3)
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    tenths=st.integers(1, 5000),
+    of=st.sampled_from(["", "of device", "of the device", "OF DEVICE"]),
+    gaps=st.tuples(spaces, spaces, spaces),
+)
+def test_shares_are_read_whatever_the_spaces(tenths: int, of: str, gaps: tuple[str, str, str]) -> None:
+    before, between, behind = gaps
+    budget = parse_budget(f"{before}{tenths / 10}{between}%{between}{of}{behind}")
+    assert budget.part(1000) == tenths
+    assert budget.of == ("device" if of else "peak")
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.text("0123456789.% ofthedvicGB", max_size=20))
+def test_a_text_is_a_budget_or_refused_with_examples(text: str) -> None:
+    try:
+        budget = parse_budget(text)
+    except BudgetError as error:
+        said = str(error)
+    else:
+        assert [budget.bytes, budget.share, budget.word].count(None) == 2
+        assert budget.of == "peak" or "device" in text
+        return
+    assert "90% of device" in said or "a share is written" in said
+
+
 def test_a_share_is_what_is_written_of_the_whole() -> None:
     for tenths in range(1, 1500):
         assert parse_budget(f"{tenths / 10}%").part(1000) == tenths
@@ -64,6 +114,15 @@ def test_a_budget_stays_as_it_is() -> None:
     [
         *(0, -1, "0", "0GiB", "0%", "-1GiB", "-5%", "0.5B"),
         *("", " ", "GiB", "%", "lots", "8XB", "8 Gi B", "8,5GiB", "1e3", "1_000", "0x10", "8GiB!", "٣GiB"),
+        *(
+            "0% of device",
+            "-5% of device",
+            "8GiB of device",
+            "of device",
+            "90% of",
+            "90% of gpu",
+            "90% device",
+        ),
         *("nan", "inf", "NaN GiB", "infGiB", "9" * 400, "9" * 400 + "%", 10**400, -(10**400)),
         *(True, False, None, 1.5, float("nan"), float("inf"), b"8GiB", [8], object()),
     ],

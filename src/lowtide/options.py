@@ -107,10 +107,10 @@ class Options:
 def limit(options: Options, plan: Plan | None) -> int | None:
     """The bytes that a planned step may take together with what comes later, None where nothing says so.
 
-    A share of the step's own uncapped peak limits the step alone; bytes, and shares of a device's memory,
-    limit all that is there.
+    A share of the step's own uncapped peak limits the step alone; bytes, shares of the device's memory and
+    "free" limit all that is there.
     """
     budget = options.budget
-    if plan is None or (budget is not None and budget.share is not None and plan.graph.device == "cpu"):
+    if plan is None or (budget is not None and budget.is_share_of_peak):
         return None
     return plan.budget

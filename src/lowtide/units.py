@@ -1,7 +1,8 @@
 """Bytes and seconds, as people write and read them.
 
-Integers are bytes. "8GiB" is 8 * 2^30, "8GB" is 8 * 10^9. "60%" is a share of a whole that the caller
-names. "free" is what the device has free; "min" is the smallest peak that can be found.
+Integers are bytes. "8GiB" is 8 * 2^30, "8GB" is 8 * 10^9. "60%" is a share of what the step takes without a
+budget, "90% of device" one of the device's memory. "free" is what the device has free; "min" is the smallest
+peak that can be found. `planner.budgets` makes bytes of them.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from typing import Literal
 
 from .errors import BudgetError
 
-__all__ = ["Budget", "format_bytes", "format_seconds", "parse_budget"]
+__all__ = ["Budget", "format_bytes", "format_seconds", "parse_budget", "refuse_device_share"]
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{letter}iB": 2 ** (10 * power) for power, letter in enumerate("KMGTP", 1)}
@@ -22,21 +24,37 @@ _UNITS |= {f"{letter}B": 10 ** (3 * power) for power, letter in enumerate("KMGTP
 _BY_LOWER = {unit.lower(): size for unit, size in _UNITS.items()}
 _NUMBER = re.compile(r"\s*(-?[0-9]+(?:\.[0-9]*)?|-?\.[0-9]+)\s*([A-Za-z%]*)\s*")
 
+_OF_DEVICE = re.compile(r"\s*of\s+(?:the\s+)?device\s*", re.IGNORECASE)
+
 _MOST_BITS = 63
-_EXAMPLES = 'write an integer of bytes, "8GiB", "512MB", "60%", "free" or "min"'
+_EXAMPLES = 'write an integer of bytes, "8GiB", "512MB", "60%", "90% of device", "free" or "min"'
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A budget as it was asked for: an amount of bytes, a share of a whole, or a word."""
+    """A budget as it was asked for: an amount of bytes, a share of a whole, or a word.
+
+    A share is `of` the peak of the step without a budget, or of the memory of its device.
+    """
 
     text: str
     bytes: int | None = None
     share: float | None = None
     word: str | None = None
+    of: Literal["peak", "device"] = "peak"
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def is_share_of_peak(self) -> bool:
+        """Whether it is relative to what the step itself takes, so that no other bytes count against it."""
+        return self.share is not None and self.of == "peak"
+
+    @property
+    def is_share_of_device(self) -> bool:
+        """Whether it is a share of the device's memory."""
+        return self.share is not None and self.of == "device"
 
     def part(self, whole: int) -> int:
         """The bytes of the share of a whole: 57% of 100 is 57, though the nearest float to 0.57 is less."""
@@ -50,6 +68,8 @@ def parse_budget(budget: int | str | Budget) -> Budget:
     8589934592
     >>> parse_budget("60%").share
     0.6
+    >>> parse_budget("90% of device").of
+    'device'
     """
     if isinstance(budget, Budget):
         return budget
@@ -70,14 +90,16 @@ def _parse_text(text: str) -> Budget:
     word = text.strip().lower()
     if word in ("free", "min"):
         return Budget(text, word=word)
-    match = _NUMBER.fullmatch(text)
+    start, percent, rest = text.partition("%")
+    of_device = _OF_DEVICE.fullmatch(rest) is not None
+    match = _NUMBER.fullmatch(start + percent if of_device else text)
     if match is None:
         raise BudgetError(f"budget {text!r} cannot be read; {_EXAMPLES}")
     number, unit = Fraction(Decimal(match[1])), match[2]
     if not math.isfinite(float(match[1]) * 2**50):
         raise BudgetError(f"budget {text!r} is not a finite number of bytes; {_EXAMPLES}")
     if unit == "%":
-        return Budget(text, share=float(number / 100))
+        return Budget(text, share=float(number / 100), of="device" if of_device else "peak")
     if unit.lower() not in _BY_LOWER:
         raise BudgetError(f"budget {text!r} has the unknown unit {unit!r}; {_EXAMPLES}")
     if not unit and 0 < number < 1:
@@ -87,6 +109,16 @@ def _parse_text(text: str) -> Budget:
 
 def _of_a_fraction(asked: object, number: float) -> str:
     return f'budget {asked!r} is less than one byte; a share is written "{100 * number:g}%"'
+
+
+def refuse_device_share(asked: Budget, what: str) -> Budget:
+    """The budget of a part of a step; a share of the device says nothing there, where it is not alone."""
+    if asked.is_share_of_device:
+        raise BudgetError(
+            f'budget {asked} is not known to {what}; write bytes, as in "2GiB", a share of what it takes '
+            'without a budget, as in "60%", or "min"'
+        )
+    return asked
 
 
 def format_bytes(size: float) -> str:

@@ -149,7 +149,8 @@ def test_where_only_a_cap_fits() -> None:
     [
         ("1KiB", "not even one sample fits: budget 1KiB"),
         ("min", '"min" fits no batch'),
-        ("200%", "more than"),
+        ("200% of device", "more than"),
+        ("90%", 'which grows with the batch.*"90% of device"'),
     ],
 )
 def test_budgets_that_fit_nothing(budget: str, said: str) -> None:
@@ -158,7 +159,7 @@ def test_budgets_that_fit_nothing(budget: str, said: str) -> None:
 
 
 def test_a_share_is_of_the_memory_of_the_host_where_the_cpu_is_named() -> None:
-    found = lowtide.largest_batch(make, "50%", device="cpu", most=4)
+    found = lowtide.largest_batch(make, "50% of device", device="cpu", most=4)
     assert found.budget == total_memory(torch.device("cpu")) // 2
 
 

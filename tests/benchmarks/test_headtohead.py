@@ -236,7 +236,7 @@ def test_gradients_are_wrong_beyond_the_tolerance_unless_other_numbers_were_draw
 def test_budgets_are_whole_bytes():
     assert budget_of("35%", 1001) == 350
     assert budget_of("min", None) == "min"
-    assert budget_of("uncapped", None) == "100%"
+    assert budget_of("uncapped", None) == "100% of device"
     with pytest.raises(ValueError, match="no uncapped peak"):
         budget_of("35%", None)
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from graphs import chain, random_graph
 from lowtide.devices.allocator import _Pool, _Step, booked_excess, rounded
+from lowtide.devices.memory import DeviceMemory
 from lowtide.planner.under_budget import booked, plan_graph
 from lowtide.plans.events import VALUE, Free, Ran, events
 from lowtide.plans.graph import Graph, Op, Value
@@ -251,7 +252,7 @@ def test_a_plan_for_a_caching_allocator_leaves_a_little_free_where_it_can():
     for budget in range(smallest, smallest + 6 * MIB, MIB // 2):
         assert plan_graph(graph, budget).peak <= budget
         room = 0 if budget == smallest else budget >> 10
-        assert plan_graph(graph, budget, free=()).peak <= budget - room
+        assert plan_graph(graph, budget, device=DeviceMemory("cuda", blocks=())).peak <= budget - room
 
 
 def test_a_peak_is_booked_from_the_free_blocks_and_from_none():

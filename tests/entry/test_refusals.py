@@ -8,8 +8,6 @@ import torch
 
 import lowtide
 from lowtide.devices.table import host_memory_left
-from lowtide.planner.under_budget import resolve
-from lowtide.units import parse_budget
 from small_models import WithLoss, gradients, mlp, same
 
 
@@ -63,15 +61,14 @@ def test_free_is_what_the_step_has_and_what_is_left(model, x, monkeypatch, tmp_p
     listed.write_text("MemFree:  100 kB\nMemAvailable:  2048 kB\n")
     left = host_memory_left(listed)
     assert left == 2048 * 1024
-    monkeypatch.setattr("lowtide.planner.under_budget.host_memory_left", lambda: left)
+    monkeypatch.setattr("lowtide.devices.memory.host_memory_left", lambda: left)
     plan = lowtide.plan(model, x, budget="free")
     assert plan.budget == left + plan.graph.given_bytes
 
 
-def test_free_is_not_known_of_a_device_that_is_not_here(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+def test_free_is_not_known_of_a_device_that_is_not_here(model, x):
     with pytest.raises(lowtide.BudgetError, match="needs the device at hand"):
-        resolve(parse_budget("free"), lowtide.Graph((), (), device="A100"), 0, None)
+        lowtide.plan(model, x, budget="free", device="A100")
 
 
 def test_more_than_the_device_has(model, x):

@@ -35,11 +35,11 @@ def test_large_step_is_planned_without_its_memory(resnet, device, label):
 
 def test_share_of_an_absent_device_is_of_its_memory():
     model, args, kwargs = ZOO["mlp"].make()
-    plan = lowtide.plan(model, *args, kwargs=kwargs, device="H200", budget="50%")
+    plan = lowtide.plan(model, *args, kwargs=kwargs, device="H200", budget="50% of device")
     assert plan.budget == find_device("H200").memory // 2
     assert plan.method == "keep_all"
     with pytest.raises(lowtide.BudgetError, match="more than the device"):
-        lowtide.plan(model, *args, kwargs=kwargs, device="H200", budget="150%")
+        lowtide.plan(model, *args, kwargs=kwargs, device="H200", budget="150% of device")
 
 
 def test_share_on_the_cpu_is_of_the_uncapped_peak():

@@ -19,9 +19,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..devices.memory import memory_of
 from ..entry.user_step import capture_step, make_step
 from ..errors import BudgetError, BudgetTooSmall, LowtideError
-from ..planner.capped_plan import plan_of_step
+from ..planner.budgets import resolve
+from ..planner.under_budget import plan_graph
 from ..plans import json_format
 from ..plans.planned_step import Plan
 from ..units import Budget, format_bytes, format_seconds, parse_budget
@@ -143,10 +145,10 @@ def largest_batch(
 ) -> LargestBatch:
     """The largest batch that fits a budget, uncapped and capped, without running anything.
 
-    `make(batch_size)` returns the model and a batch of that size, as in `return model, x, y`. A budget of
-    "90%" is of the device's memory. `device` names one that is not here, as in "H200"; `optimizer` is a
-    class of torch.optim, or its name, whose state the budget has to cover. Raises `BudgetTooSmall` where not
-    even one sample fits.
+    `make(batch_size)` returns the model and a batch of that size, as in `return model, x, y`. A budget may be
+    "90% of device", but no share of the uncapped peak, which grows with the batch. `device` names one that is
+    not here, as in "H200"; `optimizer` is a class of torch.optim, or its name, whose state the budget has to
+    cover. Raises `BudgetTooSmall` where not even one sample fits.
 
     >>> import lowtide, torch
     >>> def make(size):
@@ -155,8 +157,8 @@ def largest_batch(
     806
     """
     tell = progress or (lambda label: None)
+    asked = _sized(parse_budget(budget))
     steps = _Steps(make, {"device": device, "executor": executor, "optimizer": optimizer}, tell)
-    asked = parse_budget(budget)
     size = _bytes(asked, steps.plan(min(FIRST, most)), device)
     plain = SizeSearch(size, most, EXACT)
     fits = plain.run(lambda batch: steps.fits(batch, size), first=FIRST)
@@ -172,20 +174,23 @@ def largest_batch(
     )
 
 
-def _bytes(asked: Budget, vanilla: Plan, target: str | None) -> int:
-    """The bytes of a budget: a share is of the memory of the device, which a batch has to fit into."""
-    import torch
-
-    from ..devices.table import total_memory
-    from ..planner.under_budget import device_memory, resolve
-
+def _sized(asked: Budget) -> Budget:
+    """A budget that does not move with the batch."""
+    instead = 'write bytes, as in "24GiB", or "90% of device"'
     if asked.word == "min":
-        raise BudgetError('budget "min" fits no batch but the smallest; write bytes, as in "24GiB", or "90%"')
-    device = torch.device("cpu" if target else vanilla.graph.device)
-    memory = device_memory(device, target)
-    if memory is None:  # the CPU's, of which other verbs take no share
-        memory = total_memory(device)
-    return resolve(asked, vanilla.graph, vanilla.peak, memory)
+        raise BudgetError(f'budget "min" fits no batch but the smallest; {instead}')
+    if asked.is_share_of_peak:
+        raise BudgetError(
+            f"budget {asked} is a share of the uncapped peak, which grows with the batch, so it limits none; "
+            f"{instead}"
+        )
+    return asked
+
+
+def _bytes(asked: Budget, vanilla: Plan, target: str | None) -> int:
+    size = resolve(asked, vanilla.peak, memory_of(vanilla.graph, target))
+    assert size is not None
+    return size
 
 
 @dataclass
@@ -252,7 +257,8 @@ class _Capped:
             self.fits(math.isqrt(sizes[0] * sizes[1]))
 
     def under(self, budget: Budget, vanilla: Plan) -> Plan:
-        return plan_of_step(vanilla, budget, self.method, self.steps.options["device"])
+        device = memory_of(vanilla.graph, self.steps.options["device"])
+        return plan_graph(vanilla.graph, budget, method=self.method, device=device, notes=vanilla.notes)
 
     def refusal(self) -> BudgetTooSmall:
         """The error of one sample that does not fit."""

@@ -152,7 +152,7 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
 def _add_batch(parser: argparse.ArgumentParser) -> None:
     step = "FILE.py:FUNCTION or MODULE:FUNCTION; it takes the batch size"
     parser.add_argument("step", metavar="STEP", help=step)
-    budget = "bytes, as in 24GiB; a share of the device's memory, as in 90%%; or free"
+    budget = "24GiB; '90%% of device' (of its memory); or free"
     parser.add_argument("--budget", required=True, metavar="BYTES", help=budget)
     _add_method(parser)
     _add_device(parser)
@@ -169,7 +169,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_budget(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    budget = "bytes, as in 8GiB; a share of the uncapped peak, as in 50%%; or min"
+    budget = "8GiB; 50%% (of the uncapped peak); '90%% of device' (of its memory); free or min"
     parser.add_argument("--budget", required=required, metavar="BYTES", help=budget)
 
 

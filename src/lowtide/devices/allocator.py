@@ -14,12 +14,14 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-
-import torch
+from typing import TYPE_CHECKING
 
 from ..plans.events import COPY, STATE, VALUE, Allocate, Event, Free, Ran, events
 from ..plans.graph import Graph
 from ..plans.schedule import Schedule
+
+if TYPE_CHECKING:
+    import torch  # a schedule is replayed without it
 
 __all__ = ["booked_excess", "free_blocks", "rounded"]
 
@@ -40,6 +42,8 @@ def _up(size: int, step: int) -> int:
 
 def free_blocks(device: torch.device) -> list[int]:
     """Sizes of the blocks over 1 MiB that the CUDA allocator holds free now."""
+    import torch
+
     segments = torch.cuda.memory_snapshot()
     return [
         block["size"]

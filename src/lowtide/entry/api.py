@@ -48,8 +48,9 @@ def cap(
 ) -> F:
     """Cap the peak memory of a training step, in place for a module; returns the model.
 
-    The budget is the whole peak on the device, in bytes or as in "8GiB", "60%", "free", "min". The plan is
-    made at the first training call, for that batch's shapes. A plain callable is returned wrapped. A copy of
+    The budget is the whole peak on the device, in bytes or as in "8GiB", "60%" (of the step's uncapped peak),
+    "90% of device" (of its memory), "free", "min". The plan is made at the first training call, for that
+    batch's shapes. A plain callable is returned wrapped. A copy of
     a capped module, by `copy.deepcopy` or pickling, is not capped.
 
     The executor "eager" runs the plan op by op: gradients, buffers and random state are bitwise those of the
@@ -167,8 +168,8 @@ def plan(
     """The plan of a training step, made under fake tensors: nothing is computed, nothing allocated.
 
     `device` names a device that is not here, as in "H200" or "A100": its allocator's rounding, its memory and
-    its rates are used. A module on the meta device is planned as on the CPU. Without a budget the plan keeps
-    everything. Keyword arguments of the step go into `kwargs`.
+    its rates are used. A module on the meta device is planned as on the CPU. A budget means what it means to
+    `cap`; without one the plan keeps everything. Keyword arguments of the step go into `kwargs`.
 
     >>> import lowtide, torch
     >>> model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))

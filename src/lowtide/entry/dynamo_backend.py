@@ -17,7 +17,7 @@ from torch import fx
 from .._torch import private
 from ..console.log import say_once, say_plan
 from ..errors import LowtideError
-from ..options import Options
+from ..options import Options, limit
 from ..pipeline.in_flight import Caller
 from ..pipeline.optimizer_steps import changes, look_at_steps
 from ..pipeline.runnable_step import RunnableStep, runnable
@@ -89,9 +89,17 @@ class _Planned:
 
 
 def _outgrown(step: RunnableStep) -> bool:
-    """Whether the optimizer state that is there now does not fit beside the plan."""
-    plan = step.plan
-    return plan is not None and plan.budget is not None and plan.peak + step.uncounted_state() > plan.budget
+    """Whether the optimizer state that is there now does not fit beside the plan, and must."""
+    plan, options = step.plan, step.asked.options
+    if plan is None or plan.budget is None or plan.peak + step.uncounted_state() <= plan.budget:
+        return False
+    if limit(options, plan) is not None:
+        return True
+    say_once(
+        f"the budget {options.budget} is of the uncapped peak of one call, as it was planned: "
+        "optimizer state that was made since then is not in it. The option optimizer= counts it"
+    )
+    return False
 
 
 class _PerShape:

@@ -24,7 +24,7 @@ from .._torch import held, storage_key
 from ..errors import BudgetTooSmall, LowtideError, NothingToTrain
 from ..measuring.trial import Trial
 from ..solve.chain.search import long_end, quadratic, swept_peak, walk
-from ..units import Budget, format_bytes, parse_budget
+from ..units import Budget, format_bytes, parse_budget, refuse_device_share
 from .link_bytes import run_layers, storage_bytes
 from .links import find_links, measure_links, name_layer
 from .profile import ChainLaw, Link
@@ -179,6 +179,7 @@ class _Profile:
         return min(close, long_end(self.law.sizes, self.law, bound), key=self._rerun)
 
     def _bound(self, budget: Budget, least: int) -> int:
+        refuse_device_share(budget, "checkpoint_chain")
         if budget.word == "min":
             return least
         plain = self.peak((0, len(self.law.links)))

@@ -19,16 +19,16 @@ from ..capture.trace import device_of, make_trace
 from ..capture.untouched import with_tangents_that_come, without_untouched
 from ..devices.allocator import rounded
 from ..devices.baseline import State, fixed_bands, states
+from ..devices.memory import memory_of
 from ..devices.table import find_device
 from ..fusion.fused_graph import fuse
 from ..lowering.changed_inputs import Watch, Watched
 from ..lowering.lower import lower
 from ..lowering.rereads import read_otherwise
+from ..planner.budgets import resolve
 from ..planner.follow import follow, refuse_if_too_large
-from ..planner.under_budget import device_blocks, device_memory, plan_graph, resolve
+from ..planner.under_budget import plan_graph, uncapped_peak
 from ..plans.graph import Graph
-from ..plans.keep_all import keep_all
-from ..plans.simulator import simulate
 from ..prices.known_kernels import KnownKernels
 from ..prices.pricing import price
 from ..run.inductor.images import hand_over_channels_last, turns_layouts
@@ -61,7 +61,7 @@ def _planned(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> Plann
 
     if has_marks(joint.graph):
         marked = MarkedStep(joint, compiled=asked.compiled)
-        return choose(asked, marked, price=priced, limit=byte_limit, plan=plan_step)
+        return choose(asked, marked, price=priced, limits=Limits(), plan=plan_step)
     return plan_step(priced(asked, joint))
 
 
@@ -156,11 +156,11 @@ def _outside(captured: Captured, graph: Graph) -> int:
 
 def plan_step(priced: Priced) -> Planned:
     """The plan under the budget, or the one that was handed in, judged here."""
-    asked, trace, graph = priced.captured.asked, priced.captured.trace, priced.lifted.graph
-    free = device_blocks(trace.device, asked.target)
+    asked, graph = priced.captured.asked, priced.lifted.graph
+    device, whole = memory_of(graph, asked.target), _exact_peak(asked)
     handed_in, budget = asked.options.plan, asked.options.budget
     if handed_in is not None and not asked.headroom:
-        followed = follow(handed_in, graph, budget, memory=_memory(priced), free=free)
+        followed = follow(handed_in, graph, budget, device=device, whole=whole)
         if not asked.compiled or asked.only_plan:  # what is compiled is judged by its buffers
             refuse_if_too_large(followed, budget)
         return Planned(priced, followed)
@@ -168,37 +168,37 @@ def plan_step(priced: Priced) -> Planned:
         graph,
         handed_in.budget if handed_in is not None and budget is None else budget,
         method=asked.options.method,
-        memory=_memory(priced),
-        free=free,
+        device=device,
+        whole=whole,
         spare=asked.headroom,
-        notes=tuple(notes_on(trace, graph, asked)),
+        notes=tuple(notes_on(priced.captured.trace, graph, asked)),
     )
     if asked.sketched is not None:
         made = replace(made, sketched=asked.sketched.layers, trimmed=asked.sketched.exact)
     return Planned(priced, made)
 
 
-def byte_limit(priced: Priced) -> int | None:
-    """The bytes that the step may take; None where the smallest peak is asked for."""
-    asked, graph = priced.captured.asked, priced.lifted.graph
-    budget = asked.options.budget
-    if budget is None:
-        return sys.maxsize
-    if budget.word == "min":
-        return None
-    uncapped = simulate(graph, keep_all(graph)).peak
-    return resolve(budget, graph, uncapped, _memory(priced)) - asked.headroom
+class Limits:
+    """What the budget says of a priced step, for the choice of sketches."""
+
+    def byte_limit(self, priced: Priced) -> int | None:
+        """The bytes that it may take; None where the smallest peak is asked for."""
+        asked = priced.captured.asked
+        if asked.options.budget is None:
+            return sys.maxsize
+        whole = _exact_peak(asked) or self.uncapped_peak(priced)
+        size = resolve(asked.options.budget, whole, memory_of(priced.lifted.graph, asked.target))
+        return None if size is None else size - asked.headroom
+
+    def uncapped_peak(self, priced: Priced) -> int:
+        """The peak of keeping everything of it."""
+        graph = priced.lifted.graph
+        return uncapped_peak(graph, memory_of(graph, priced.captured.asked.target))
 
 
-def _memory(priced: Priced) -> int | None:
-    """What a share of a budget is of, besides the uncapped peak of this very graph."""
-    asked = priced.captured.asked
-    found = device_memory(priced.captured.trace.device, asked.target)
-    if found is None and asked.sketched is not None and asked.sketched.saved:
-        budget = asked.options.budget
-        if budget is not None and budget.share is not None:
-            return asked.sketched.whole  # with a sketch, too, a share is one of the exact step
-    return found
+def _exact_peak(asked: Asked) -> int | None:
+    """The peak that a share is of where it is not this graph's: with sketches, that of the exact step."""
+    return asked.sketched.whole if asked.sketched is not None and asked.sketched.saved else None
 
 
 def lower_step(planned: Planned) -> Lowered:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..devices.memory import DeviceMemory, memory_by_name
 from ..errors import BudgetError, LowtideError
 from ..plans import json_format
 from ..plans.graph import Graph
@@ -20,7 +21,7 @@ from ..plans.keep_all import keep_all
 from ..plans.planned_step import Plan, make_plan
 from ..solve import find_method
 from ..units import format_bytes, format_seconds, parse_budget
-from .frontiers import size_of
+from .budgets import resolve
 
 __all__ = ["Comparison", "Row", "compare"]
 
@@ -88,13 +89,18 @@ def compare(
     methods: Sequence[str],
     budgets: Sequence[str],
     *,
+    device: DeviceMemory | None = None,
     progress: Callable[[float, str], None] = lambda share, method: None,
 ) -> Comparison:
-    """Every method at every budget; a share is of the graph's vanilla peak."""
+    """Every method at every budget; a share is of the graph's vanilla peak.
+
+    `device` is what is known of the device's memory, if that is more than the graph says.
+    """
     for method in methods:
         find_method(method)
     vanilla = make_plan(graph, keep_all(graph), method="keep_all")
-    sizes = {text: _column(text, vanilla.peak) for text in budgets}
+    memory = device or memory_by_name(graph.device)
+    sizes = {text: _column(text, vanilla.peak, memory) for text in budgets}
     rows = []
     for index, method in enumerate(methods):
 
@@ -105,11 +111,11 @@ def compare(
     return Comparison(vanilla, sizes, tuple(rows))
 
 
-def _column(text: str, vanilla: int) -> int:
-    asked = parse_budget(text)
-    if asked.word == "min":
+def _column(text: str, vanilla: int, device: DeviceMemory) -> int:
+    size = resolve(parse_budget(text), vanilla, device)
+    if size is None:
         raise BudgetError('budget "min" is no column: the smallest peak of each method is always shown')
-    return size_of(asked, vanilla)
+    return size
 
 
 def _row(graph: Graph, method: str, sizes: list[int], advance: Callable[[float], None]) -> Row:

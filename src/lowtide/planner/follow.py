@@ -6,24 +6,27 @@ workspaces. So a plan is judged again where it is followed, and a budget that it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
+from ..devices.memory import DeviceMemory
 from ..errors import BudgetTooSmall, PlanMismatch
 from ..plans.graph import Graph
-from ..plans.keep_all import keep_all
 from ..plans.planned_step import Plan, make_plan
 from ..units import Budget, format_bytes
+from .budgets import resolve
 from .too_small import peak_parts
-from .under_budget import booked, resolve
+from .under_budget import booked, uncapped_peak
 
 __all__ = ["follow", "plan_too_large", "refuse_if_too_large"]
 
 
 def follow(
-    plan: Plan, graph: Graph, budget: Budget | None, *, memory: int | None, free: Sequence[int] | None
+    plan: Plan, graph: Graph, budget: Budget | None, *, device: DeviceMemory, whole: int | None
 ) -> Plan:
-    """A given plan on this graph, under the budget that was asked for, else under its own."""
+    """A given plan on this graph, under the budget that was asked for, else under its own.
+
+    `device` and `whole` are those of `plan_graph`.
+    """
     if plan.graph.fingerprint != graph.fingerprint:
         raise PlanMismatch(
             f"the plan was made for another step: it has {len(plan.graph.ops)} ops and "
@@ -33,10 +36,9 @@ def follow(
         )
     size = plan.budget
     if budget is not None:
-        uncapped = booked(make_plan(graph, keep_all(graph), method="keep_all"), free).peak
-        size = resolve(budget, graph, uncapped, memory)
+        size = resolve(budget, uncapped_peak(graph, device) if whole is None else whole, device)
     made = make_plan(graph, plan.schedule, method=plan.method, budget=size, notes=plan.notes)
-    made = booked(replace(made, sketched=plan.sketched, trimmed=plan.trimmed), free)
+    made = booked(replace(made, sketched=plan.sketched, trimmed=plan.trimmed), device.blocks)
     if plan.compiled is None:
         return made
     beside = sum(made.graph.fixed.values()) - sum(plan.graph.fixed.values())

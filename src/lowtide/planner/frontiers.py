@@ -16,7 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..errors import BudgetError, FormatError, LowtideError, ScheduleError
+from ..devices.memory import memory_by_name
+from ..errors import FormatError, LowtideError, ScheduleError
 from ..plans import json_format
 from ..plans.graph import Graph
 from ..plans.keep_all import keep_all
@@ -24,9 +25,10 @@ from ..plans.planned_step import Plan, _write, make_plan
 from ..plans.schedule import Schedule
 from ..solve.auto import frontier_schedules
 from ..units import Budget, format_bytes, parse_budget
+from .budgets import resolve
 from .too_small import too_small
 
-__all__ = ["Frontier", "frontier", "size_of"]
+__all__ = ["Frontier", "frontier"]
 
 FORMAT_VERSION = 1
 FIELDS = ("notes", "graph", "plans")
@@ -81,12 +83,13 @@ class Frontier:
     def best(self, budget: int | str | Budget) -> Plan:
         """The fastest plan under a budget; raises `BudgetTooSmall` below the smallest peak.
 
-        A share such as "50%" is of the vanilla peak; "min" is the plan with the smallest peak.
+        A share such as "50%" is of the vanilla peak; "90% of device" is of the memory of the GPU that the
+        graph is for, if that is in the table; "min" is the plan with the smallest peak.
         """
         asked = parse_budget(budget)
-        if asked.word == "min":
+        size = resolve(asked, self.vanilla, memory_by_name(self.graph.device))
+        if size is None:
             return self.plans[-1]
-        size = size_of(asked, self.vanilla)
         for plan in self.plans:
             if plan.peak <= size:
                 return replace(plan, budget=size)
@@ -172,18 +175,6 @@ def frontier(
             plans.append(make_plan(graph, schedule, method="auto", notes=notes))
     found = _undominated(plans)
     return Frontier(found if points is None else spread(found, points))
-
-
-def size_of(asked: Budget, vanilla: int) -> int:
-    """The bytes of a budget for a graph whose device need not be here: a share is of the vanilla peak."""
-    if asked.share is not None:
-        return asked.part(vanilla)
-    if asked.bytes is None:
-        raise BudgetError(
-            f"budget {asked} has no size of its own here: it is known where the step runs. "
-            'Write bytes, as in "24GiB", or a share of the vanilla peak, as in "50%".'
-        )
-    return asked.bytes
 
 
 def spread(plans: Sequence[Plan], points: int) -> tuple[Plan, ...]:

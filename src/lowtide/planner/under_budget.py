@@ -1,9 +1,7 @@
-"""A budget in bytes, and the plan that keeps to it or the error that says what is possible.
+"""The one road to a plan under a budget, or to the error that says what is possible.
 
-The budget is the whole peak of the step on its device, as the user would read it off the allocator.
-A share is of the device's memory on CUDA and of the uncapped peak on the CPU, which has no limit of its own;
-"free" is what the allocator holds, on the CPU what the step is given, plus what is free on the device; "min"
-is the smallest peak found.
+`budgets` says what a budget comes to. Where the device has a caching allocator, as CUDA, its rules are
+replayed for every plan, so that the peak is the one that the allocator will report. No torch.
 """
 
 from __future__ import annotations
@@ -11,20 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
-from ..devices.allocator import booked_excess, free_blocks
-from ..devices.table import find_device, host_memory_left, total_memory
-from ..errors import BudgetError
+from ..devices.allocator import booked_excess
+from ..devices.memory import DeviceMemory
 from ..plans.graph import Graph
 from ..plans.keep_all import keep_all
 from ..plans.planned_step import Plan, make_plan
 from ..plans.simulator import simulate
 from ..solve import find_method
 from ..units import Budget, format_bytes, parse_budget
+from .budgets import resolve
 from .too_small import too_small
 
-__all__ = ["booked", "plan_graph", "resolve"]
+__all__ = ["booked", "plan_graph", "uncapped_peak"]
+
+ALLOCATOR = "allocator"
+"""The band of what a caching allocator books above the sum of the values."""
 
 
 def plan_graph(
@@ -32,43 +31,71 @@ def plan_graph(
     budget: int | str | Budget | None,
     *,
     method: str = "auto",
-    memory: int | None = None,
-    free: Sequence[int] | None = None,
+    device: DeviceMemory | None = None,
+    whole: int | None = None,
     spare: int = 0,
     notes: tuple[str, ...] = (),
 ) -> Plan:
     """The plan of a graph under a budget; raises `BudgetTooSmall` where none was found.
 
-    `memory` is what the device has in bytes, where that limits anything; `free` are the free blocks of a
-    caching allocator, where the device has one; `spare` bytes of the budget are left unused.
+    `device` is what is known of the device's memory, `whole` the peak that a share is of, where that is not
+    this very graph's; `spare` bytes of the budget are left unused.
     """
+    device = device or DeviceMemory(graph.device)
+    graph, blocks = _bare(graph, device), device.blocks
     solve = find_method(method)
-    vanilla = booked(make_plan(graph, keep_all(graph), method="keep_all", notes=notes), free)
+    vanilla = booked(make_plan(graph, keep_all(graph), method="keep_all", notes=notes), blocks)
     if budget is None:
         return vanilla
     asked = parse_budget(budget)
-    if asked.word == "min":
-        return booked(make_plan(graph, solve(graph, 0), method=method, notes=notes), free)
-    size = resolve(asked, graph, vanilla.peak, memory)
+    size = resolve(asked, vanilla.peak if whole is None else whole, device)
+    if size is None:
+        return booked(make_plan(graph, solve(graph, 0), method=method, notes=notes), blocks)
+    notes = (*notes, *_note_on_device(asked, min(size, vanilla.peak), device))
     limit = size - spare
     if vanilla.peak <= limit:
-        return replace(vanilla, budget=size)
+        return replace(vanilla, budget=size, notes=notes)
     # What is booked depends on what else is on the device: a little stays free, where there is a plan for it.
-    wanted = limit if free is None else limit - (size >> 10)
+    wanted = limit if blocks is None else limit - (size >> 10)
     room, step, tight = wanted, size >> 10, None
     while True:
         made = make_plan(graph, solve(graph, max(room, 0)), method=method, budget=size, notes=notes)
-        plan = booked(made, free)
+        plan = booked(made, blocks)
         if plan.peak <= wanted:
             return plan
         if plan.peak <= limit:
             tight = tight or plan
         if made.peak > room:
-            if tight is None:
+            if tight is not None:
+                return tight
+            if room <= 0:
                 raise too_small(plan, asked, size)
-            return tight
+            room = 0  # some methods fit a budget only when they are asked for less
+            continue
         # The next plan down may be booked as badly: the steps grow, so that a few of them see enough plans.
         room, step = room - max(plan.peak - wanted, step), 2 * step + 1
+
+
+def uncapped_peak(graph: Graph, device: DeviceMemory) -> int:
+    """The peak of keeping everything, as the allocator of the device would report it."""
+    return booked(make_plan(graph, keep_all(graph), method="keep_all"), device.blocks).peak
+
+
+def _bare(graph: Graph, device: DeviceMemory) -> Graph:
+    """The graph without what an allocator booked for another plan, where it is replayed for this one."""
+    if device.blocks is None or ALLOCATOR not in graph.fixed:
+        return graph
+    return graph.replace(fixed={name: size for name, size in graph.fixed.items() if name != ALLOCATOR})
+
+
+def _note_on_device(asked: Budget, size: int, device: DeviceMemory) -> tuple[str, ...]:
+    """A share of the step's own peak may be more than there is; bytes that are not there were refused."""
+    if not asked.is_share_of_peak or device.total is None or size <= device.total:
+        return ()
+    return (
+        f"the budget {asked} of the uncapped peak comes to {format_bytes(size)}, more than the device "
+        f'{device.name} has ({format_bytes(device.total)}); "90% of device" is a share of that',
+    )
 
 
 def booked(plan: Plan, free: Sequence[int] | None) -> Plan:
@@ -81,54 +108,5 @@ def booked(plan: Plan, free: Sequence[int] | None) -> Plan:
     excess = max((booked_excess(plan.graph, plan.schedule, start) for start in starts), default=0)
     if not excess:
         return plan
-    graph = plan.graph.replace(fixed={**plan.graph.fixed, "allocator": excess})
+    graph = plan.graph.replace(fixed={**plan.graph.fixed, ALLOCATOR: excess})
     return replace(plan, graph=graph, timeline=simulate(graph, plan.schedule))
-
-
-def resolve(budget: Budget, graph: Graph, uncapped: int, memory: int | None) -> int:
-    """The bytes of a budget."""
-    if budget.share is not None:
-        whole = uncapped if memory is None else memory
-        if memory is not None and budget.share > 1:
-            raise BudgetError(f"budget {budget} is more than the device has ({format_bytes(memory)})")
-        return budget.part(whole)
-    if budget.word == "free":
-        return _free(graph)
-    assert budget.bytes is not None
-    limit = memory if memory is not None else _host_memory(graph.device)
-    if limit is not None and budget.bytes > limit:
-        raise BudgetError(
-            f"budget {budget} is more than the device {graph.device} has ({format_bytes(limit)}). "
-            f'Try budget="{limit}" or less, or "free".'
-        )
-    return budget.bytes
-
-
-def _host_memory(device: str) -> int | None:
-    return total_memory(torch.device("cpu")) if device == "cpu" else None
-
-
-def device_memory(device: torch.device, target: str | None) -> int | None:
-    """The memory that limits a budget: that of a GPU, here or in the table; None on the CPU."""
-    if target is not None:
-        known = find_device(target)
-        return known.memory if known.type == "cuda" else None
-    return total_memory(device) if device.type == "cuda" else None
-
-
-def device_blocks(device: torch.device, target: str | None) -> list[int] | None:
-    """The free blocks of a device's caching allocator; none yet on one that is absent, None on the CPU."""
-    if target is not None:
-        return [] if find_device(target).type == "cuda" else None
-    return free_blocks(device) if device.type == "cuda" else None
-
-
-def _free(graph: Graph) -> int:
-    here = graph.device == "cpu" or (graph.device.startswith("cuda") and torch.cuda.is_available())
-    if not here:
-        raise BudgetError('budget "free" needs the device at hand; write bytes instead, as in "24GiB"')
-    where = torch.device(graph.device)
-    if where.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(where)
-        return free + torch.cuda.memory_reserved(where)
-    return graph.given_bytes + host_memory_left()

@@ -235,12 +235,12 @@ def _read_room(budget: int | str | Budget | None, slots: int | None) -> Budget |
     if budget is None:
         return None if slots is None else Online(slots).slots
     asked = parse_budget(budget)
-    if asked.share is not None:
+    if asked.is_share_of_peak:
         raise BudgetError(
             f"budget {asked} is a share of what keeping every step would take, and how many steps a loop "
             'takes is not known beforehand; write bytes, "2GiB" or "min", or give a number of slots'
         )
-    if asked.word not in (None, "min"):
+    if asked.bytes is None and asked.word != "min":
         raise BudgetError(f'budget {asked} is not known to a loop; write bytes, "2GiB" or "min"')
     return asked
 

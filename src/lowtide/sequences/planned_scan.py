@@ -16,7 +16,7 @@ from ..solve.sequence import forward_count
 from ..solve.sequence.actions import Action, stream
 from ..solve.sequence.table import Problem, read_problem
 from ..solve.sequence.tapered import Tapered, leaf_sizes
-from ..units import Budget, format_bytes, parse_budget
+from ..units import Budget, format_bytes, parse_budget, refuse_device_share
 from .ledger import peak_of
 from .sizes import Sizes
 
@@ -204,6 +204,7 @@ def _least(units: int, sizes: Sizes) -> int:
 
 
 def _bytes(asked: Budget, whole: ScanPlan, least: int) -> int:
+    refuse_device_share(asked, "a scan")
     if asked.word == "min":
         return least
     if asked.word is not None:

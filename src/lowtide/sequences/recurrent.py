@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from .._torch import held, outside_dynamo
 from ..errors import LowtideError
-from ..units import Budget, parse_budget
+from ..units import Budget, parse_budget, refuse_device_share
 from .batch import Batch, is_sound, packed
 from .passage import Passage
 from .planned_scan import ScanPlan, check_chunk, check_graphs, check_one_given
@@ -164,7 +164,7 @@ def _check(module: Any, budget: Any, slots: Any, chunk: Any) -> None:
         )
     check_one_given(budget, slots)
     if budget is not None:
-        parse_budget(budget)
+        refuse_device_share(parse_budget(budget), "Recurrent")
     if slots is not None and (isinstance(slots, bool) or not isinstance(slots, int) or slots < 1):
         raise LowtideError(f"slots={slots!r} must be a whole number of carries of at least 1")
     check_chunk(chunk)

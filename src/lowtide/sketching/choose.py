@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from torch import fx
 
 from ..capture.fx_nodes import storage_of, tensors_of
 from ..errors import BudgetTooSmall
-from ..plans.keep_all import keep_all
-from ..plans.simulator import simulate
 from ..stages import Asked, Planned, Priced, Sketched
 from ..units import format_bytes
 from .decide import Draft, decide
@@ -47,20 +46,31 @@ def _places(layers: Sequence[str]) -> str:
 
 
 Price = Callable[[Asked, fx.GraphModule], Priced]
-Limit = Callable[[Priced], int | None]
 Plan = Callable[[Priced], Planned]
 
 
-def choose(asked: Asked, marked: MarkedStep, *, price: Price, limit: Limit, plan: Plan) -> Planned:
+class Limits(Protocol):
+    """What the budget says of a priced step."""
+
+    def byte_limit(self, priced: Priced) -> int | None:
+        """The bytes that it may take; None where the smallest peak is asked for."""
+
+    def uncapped_peak(self, priced: Priced) -> int:
+        """The peak of keeping everything of it."""
+
+
+def choose(asked: Asked, marked: MarkedStep, *, price: Price, limits: Limits, plan: Plan) -> Planned:
     """The step, planned, with as few of the marked layers sketched as its budget needs.
 
     A plan that was handed in brings its choice along. Where a step is planned again for less, its choice
-    stands while that fits. `price`, `limit` and `plan` are the ways to a priced stage, to the bytes that it
-    may take, and to a plan of it.
+    stands while that fits. `price` and `plan` are the ways to a priced stage and to a plan of it, `limits`
+    says what it may take.
     """
-    drafts = _Drafts(asked, marked, price, limit)
-    handed_in, before = asked.options.plan, asked.sketched
+    drafts = _Drafts(asked, marked, price, limits)
+    handed_in, before, budget = asked.options.plan, asked.sketched, asked.options.budget
     if handed_in is not None:
+        if budget is not None and budget.is_share_of_peak:
+            drafts.make(())  # the exact step, which a share is of
         return _first_that_fits([drafts.make(handed_in.sketched + handed_in.trimmed)], plan)
     able = ranked(marked.marks, drafts.seconds())
     if before is not None:
@@ -82,8 +92,8 @@ def _first_that_fits(drafts: Iterable[Draft[Priced]], plan: Plan) -> Planned:
 class _Drafts:
     """The step with any of its marks sketched, each made once."""
 
-    def __init__(self, asked: Asked, marked: MarkedStep, price: Price, limit: Limit) -> None:
-        self.asked, self.marked, self.price, self.limit = asked, marked, price, limit
+    def __init__(self, asked: Asked, marked: MarkedStep, price: Price, limits: Limits) -> None:
+        self.asked, self.marked, self.price, self.limits = asked, marked, price, limits
         self.able = len(_layers(marked.marks))
         self.made: dict[tuple[str, ...], Draft[Priced]] = {}
         self.whole = 0 if asked.sketched is None else asked.sketched.whole
@@ -104,8 +114,8 @@ class _Drafts:
             step = self.price(asked, self.marked.replaced(chosen))
             graph = step.lifted.graph
             if not names:
-                self.whole = simulate(graph, keep_all(graph)).peak
-            self.made[names] = Draft(step, graph, self.limit(step))
+                self.whole = self.limits.uncapped_peak(step)
+            self.made[names] = Draft(step, graph, self.limits.byte_limit(step))
         return self.made[names]
 
     def seconds(self) -> dict[int, float]:

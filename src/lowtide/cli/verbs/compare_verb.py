@@ -18,9 +18,9 @@ def run(chosen: argparse.Namespace) -> Answer:
     """Compare the methods and show the table."""
     methods = list(METHODS) if chosen.methods is None else _listed(chosen.methods, "--methods")
     budgets = _listed(chosen.budgets, "--budgets")
-    graph = source_of(chosen).vanilla.graph
+    source = source_of(chosen)
     with bar() as progress:
-        found = compare(graph, methods, budgets, progress=progress)
+        found = compare(source.vanilla.graph, methods, budgets, device=source.device, progress=progress)
     return Answer(found.to_json() if chosen.json else str(found))
 
 

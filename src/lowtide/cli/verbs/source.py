@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...console.progress import waiting
+from ...devices.memory import DeviceMemory, memory_by_name, memory_of
 from ...entry.user_step import capture_step, found_step, make_step, names_a_step
 from ...errors import LowtideError
-from ...planner.capped_plan import plan_of_graph, plan_of_step
+from ...planner.under_budget import plan_graph
 from ...plans.graph import Graph
 from ...plans.keep_all import keep_all
 from ...plans.planned_step import Plan, make_plan
@@ -23,10 +24,15 @@ OF_A_STEP = ("device", "executor", "optimizer", "batch_size")
 
 @dataclass(frozen=True)
 class Source:
-    """The plan that keeps everything, and how to make one under a budget."""
+    """The plan that keeps everything, and what is known of the memory of the device that it is for."""
 
     vanilla: Plan
-    under: Callable[[Budget, str], Plan]
+    device: DeviceMemory
+
+    def under(self, asked: Budget, method: str) -> Plan:
+        """The plan under a budget."""
+        plan = self.vanilla
+        return plan_graph(plan.graph, asked, method=method, device=self.device, notes=plan.notes)
 
 
 def source_of(chosen: argparse.Namespace, read: Callable[[str], Graph | Plan] = read_graph) -> Source:
@@ -34,7 +40,7 @@ def source_of(chosen: argparse.Namespace, read: Callable[[str], Graph | Plan] = 
     if not names_a_step(chosen.source):
         return _of_file(chosen, read)
     vanilla = capture(chosen.source, chosen)
-    return Source(vanilla, lambda asked, method: plan_of_step(vanilla, asked, method, chosen.device))
+    return Source(vanilla, memory_of(vanilla.graph, chosen.device))
 
 
 def _of_file(chosen: argparse.Namespace, read: Callable[[str], Graph | Plan]) -> Source:
@@ -46,7 +52,7 @@ def _of_file(chosen: argparse.Namespace, read: Callable[[str], Graph | Plan]) ->
             )
     found = read(chosen.source)
     plan = found if isinstance(found, Plan) else make_plan(found, keep_all(found), method="keep_all")
-    return Source(plan, lambda asked, method: plan_of_graph(plan.graph, asked, method, plan.notes))
+    return Source(plan, memory_by_name(plan.graph.device))
 
 
 def capture(named: str, chosen: argparse.Namespace) -> Plan:

@@ -6,13 +6,11 @@ import argparse
 from typing import Any
 
 from ...console.progress import waiting
-from ...entry.user_step import Step, capture_step, found_step, make_step, users_code
+from ...entry.user_step import Step, found_step, make_step, users_code
 from ...errors import LowtideError
 from ...evidence.verification import Verification, verify
 from ...measuring.trial import modules_of
-from ...planner.frontiers import size_of
 from ...plans import json_format
-from ...units import parse_budget
 from . import Answer
 
 __all__ = ["run"]
@@ -24,9 +22,8 @@ def run(chosen: argparse.Namespace) -> Answer:
         step = make_step(function, chosen.batch_size)
         _check_runs(step)
         options = {"method": chosen.method} | ({"executor": chosen.executor} if chosen.executor else {})
-        budget = _budget(step, chosen)
         with users_code("the step could not be run"):
-            found = verify(step.model, *step.batch, budget=budget, kwargs=step.kwargs, **options)
+            found = verify(step.model, *step.batch, budget=chosen.budget, kwargs=step.kwargs, **options)
     return Answer(json_format.dump(_plain(found)) if chosen.json else str(found), found.ok)
 
 
@@ -37,14 +34,6 @@ def _check_runs(step: Step) -> None:
             "verify runs the step, but its model is on the meta device; make it on a device that is here, "
             "or use `lowtide plan`, which runs nothing"
         )
-
-
-def _budget(step: Step, chosen: argparse.Namespace) -> int | str:
-    """The budget, where a share is of the uncapped peak as in the other verbs, whatever the device has."""
-    asked = parse_budget(chosen.budget)
-    if asked.share is None:
-        return str(chosen.budget)
-    return size_of(asked, capture_step(step, executor=chosen.executor).peak)
 
 
 def _plain(found: Verification) -> dict[str, Any]:
