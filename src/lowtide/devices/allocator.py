@@ -137,7 +137,7 @@ def _replay(story: Iterable[Event], pool: _Pool) -> int:
     step = _Step(pool)
     for event in story:
         step.enter(event)
-    for piece, _ in step.booked.values():
+    for piece, _ in step.booked.values():  # in any order: whole segments are left, and equal ones are alike
         pool.release(piece)
     return step.booked_peak - step.plain_peak
 
@@ -145,14 +145,12 @@ def _replay(story: Iterable[Event], pool: _Pool) -> int:
 class _Step:
     """A step on the allocator: the plain sum of bytes, and what is booked above it.
 
-    `booked` are the pieces of values and copies with the bytes that were asked for; those that the op which
-    runs now has requested are `fresh`.
+    `booked` are the pieces of values and copies, with the bytes that were asked for.
     """
 
     def __init__(self, pool: _Pool) -> None:
         self.pool = pool
         self.booked: dict[tuple[str, str], tuple[_Piece, int]] = {}
-        self.fresh: list[tuple[tuple[str, str], tuple[_Piece, int]]] = []
         self.plain = self.excess = self.plain_peak = self.booked_peak = 0
 
     def enter(self, event: Event) -> None:
@@ -175,7 +173,7 @@ class _Step:
                 self.booked[VALUE, event.name] = self.booked.pop(taken)
         elif event.what in (VALUE, COPY) and event.bytes > _MIB:
             piece = self.pool.book(event.bytes)
-            self.fresh.append(((event.what, event.name), (piece, event.bytes)))
+            self.booked[event.what, event.name] = piece, event.bytes
             self.excess += piece.size - event.bytes
 
     def run(self, workspace: int) -> None:
@@ -187,8 +185,6 @@ class _Step:
             self.pool.release(piece)
         self.plain_peak = max(self.plain_peak, total)
         self.booked_peak = max(self.booked_peak, total + excess)
-        self.booked.update(reversed(self.fresh))
-        self.fresh.clear()
 
     def release(self, event: Free) -> None:
         found = self.booked.pop((event.what, event.name), None)
