@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..fx_insert import call_behind
+from ..fx_insert import call_after
 from ..op_classes import fusing
 
 __all__ = ["pad_once"]
@@ -30,7 +30,7 @@ def pad_once(graph: fx.Graph) -> None:
         others = [user for user in source.users if user is not padded]
         if _pads_rows(padded) and _is_loop(source) and all(user.op != "output" for user in others):
             source.append(padded)
-            part = call_behind(padded, aten.slice.Tensor, padded, 1, 0, source.meta["val"].shape[1])
+            part = call_after(padded, aten.slice.Tensor, padded, 1, 0, source.meta["val"].shape[1])
             for user in others:
                 user.replace_input_with(source, part)
             for turned in [user for user in others if (user.target, user.args[1:]) in _TURNS]:
@@ -54,8 +54,8 @@ def _multiply_padded(turned: fx.Node, padded: fx.Node) -> None:
     """Form products of the turned matrix with its padding: they get a few rows that nothing reads."""
     products = [user for user in turned.users if user.target is aten.mm.default]
     products = [product for product in products if product.args[0] is turned is not product.args[1]]
-    whole = call_behind(turned, turned.target, padded, *turned.args[1:])
+    whole = call_after(turned, turned.target, padded, *turned.args[1:])
     for product in products:
-        longer = call_behind(product, aten.mm.default, whole, product.args[1])
-        part = call_behind(longer, aten.slice.Tensor, longer, 0, 0, product.meta["val"].shape[0])
+        longer = call_after(product, aten.mm.default, whole, product.args[1])
+        part = call_after(longer, aten.slice.Tensor, longer, 0, 0, product.meta["val"].shape[0])
         product.replace_all_uses_with(part)
