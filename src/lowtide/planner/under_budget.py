@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from ..devices.allocator import booked_excess, free_blocks
+from ..devices.allocator import allocator_overhead, free_blocks
 from ..devices.table import find_device, host_memory_left, total_memory
 from ..errors import BudgetError
 from ..plans.graph import Graph
@@ -78,7 +78,7 @@ def booked(plan: Plan, free: Sequence[int] | None) -> Plan:
     of the blocks that are free now and of none.
     """
     starts = set() if free is None else {tuple(free), ()}
-    excess = max((booked_excess(plan.graph, plan.schedule, start) for start in starts), default=0)
+    excess = max((allocator_overhead(plan.graph, plan.schedule, start) for start in starts), default=0)
     if not excess:
         return plan
     graph = plan.graph.replace(fixed={**plan.graph.fixed, "allocator": excess})
