@@ -15,7 +15,7 @@ from ..plans.keep_all import keep_all
 from ..plans.planned_step import Plan, make_plan
 from ..units import Budget, format_bytes
 from .too_small import peak_parts
-from .under_budget import booked, resolve
+from .under_budget import with_allocator_overhead, resolve
 
 __all__ = ["follow", "plan_too_large", "refuse_if_too_large"]
 
@@ -33,10 +33,10 @@ def follow(
         )
     size = plan.budget
     if budget is not None:
-        uncapped = booked(make_plan(graph, keep_all(graph), method="keep_all"), free).peak
+        uncapped = with_allocator_overhead(make_plan(graph, keep_all(graph), method="keep_all"), free).peak
         size = resolve(budget, graph, uncapped, memory)
     made = make_plan(graph, plan.schedule, method=plan.method, budget=size, notes=plan.notes)
-    made = booked(replace(made, sketched=plan.sketched, trimmed=plan.trimmed), free)
+    made = with_allocator_overhead(replace(made, sketched=plan.sketched, trimmed=plan.trimmed), free)
     if plan.compiled is None:
         return made
     beside = sum(made.graph.fixed.values()) - sum(plan.graph.fixed.values())

@@ -24,7 +24,7 @@ from ..solve import find_method
 from ..units import Budget, format_bytes, parse_budget
 from .too_small import too_small
 
-__all__ = ["booked", "plan_graph", "resolve"]
+__all__ = ["with_allocator_overhead", "plan_graph", "resolve"]
 
 
 def plan_graph(
@@ -43,22 +43,22 @@ def plan_graph(
     caching allocator, where the device has one; `spare` bytes of the budget are left unused.
     """
     solve = find_method(method)
-    vanilla = booked(make_plan(graph, keep_all(graph), method="keep_all", notes=notes), free)
+    vanilla = with_allocator_overhead(make_plan(graph, keep_all(graph), method="keep_all", notes=notes), free)
     if budget is None:
         return vanilla
     asked = parse_budget(budget)
     if asked.word == "min":
-        return booked(make_plan(graph, solve(graph, 0), method=method, notes=notes), free)
+        return with_allocator_overhead(make_plan(graph, solve(graph, 0), method=method, notes=notes), free)
     size = resolve(asked, graph, vanilla.peak, memory)
     limit = size - spare
     if vanilla.peak <= limit:
         return replace(vanilla, budget=size)
-    # What is booked depends on what else is on the device: a little stays free, where there is a plan for it.
+    # What is with_allocator_overhead depends on what else is on the device: a little stays free, where there is a plan for it.
     wanted = limit if free is None else limit - (size >> 10)
     room, step, tight = wanted, size >> 10, None
     while True:
         made = make_plan(graph, solve(graph, max(room, 0)), method=method, budget=size, notes=notes)
-        plan = booked(made, free)
+        plan = with_allocator_overhead(made, free)
         if plan.peak <= wanted:
             return plan
         if plan.peak <= limit:
@@ -67,11 +67,11 @@ def plan_graph(
             if tight is None:
                 raise too_small(plan, asked, size)
             return tight
-        # The next plan down may be booked as badly: the steps grow, so that a few of them see enough plans.
+        # The next plan down may be with_allocator_overhead as badly: the steps grow, so that a few of them see enough plans.
         room, step = room - max(plan.peak - wanted, step), 2 * step + 1
 
 
-def booked(plan: Plan, free: Sequence[int] | None) -> Plan:
+def with_allocator_overhead(plan: Plan, free: Sequence[int] | None) -> Plan:
     """The plan with what a caching allocator books above the sum of the values, as a band of its own.
 
     Where steps start from depends on what else runs, such as `torch.cuda.empty_cache` between them: the worse
