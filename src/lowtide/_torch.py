@@ -389,7 +389,7 @@ def generated_code(look: Callable[[str], None]) -> AbstractContextManager[None]:
     return attributes(lowering, save_output_code=staticmethod(save))
 
 
-def written_down_where_asked() -> AbstractContextManager[None]:
+def realized_where_asked() -> AbstractContextManager[None]:
     """Let Inductor write down no value on the CPU just because two nodes read it: the plan says which.
 
     It does so with exponentials, and with what is made of more than four values. A GPU's kernel keeps such a

@@ -15,7 +15,7 @@ from torch import fx
 
 from .fx_nodes import is_item, tensors_of
 
-__all__ = ["Fusing", "fusing", "is_written_down", "steers", "type_of"]
+__all__ = ["Fusing", "fusing", "is_realized", "steers", "type_of"]
 
 Fusing = Literal["loop", "reduction", "apart"]
 """How an op runs: as part of a loop, as a reduction that loops fuse with, or as a kernel of its own."""
@@ -64,7 +64,7 @@ def fusing(node: fx.Node) -> Fusing:
     return "apart"
 
 
-def is_written_down(node: fx.Node) -> bool:
+def is_realized(node: fx.Node) -> bool:
     """Whether Inductor puts a loop's result in memory whatever reads it: a concatenation of many parts."""
     return type_of(node) == "aten.cat" and len(node.args[0]) > _MOST_JOINED  # type: ignore[arg-type]
 

@@ -19,7 +19,7 @@ from torch import fx
 
 from ..capture.fx_nodes import has_effect
 from ..capture.lift import Lifted
-from ..capture.op_classes import fusing, is_written_down, steers, type_of
+from ..capture.op_classes import fusing, is_realized, steers, type_of
 from ..capture.rewrites.channels_last_inputs import is_turned
 from ..capture.trace import Trace
 from ..plans.graph import Graph, Op, OpKind
@@ -116,7 +116,7 @@ class _Fusing:
         """Whether an op is a loop that others can compute for themselves."""
         node = self.lifted.node_of[op.name]
         alone = len(op.writes) == 1 and self.lifted.root_of[op.writes[0]] is node
-        loop = self.how[op.name] == "loop" and not is_written_down(node)
+        loop = self.how[op.name] == "loop" and not is_realized(node)
         return loop and alone and op.kind == "pure" and op.name not in self.choices
 
     def may_inline(self, op: Op) -> bool:

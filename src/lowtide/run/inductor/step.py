@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from ..._torch import generated_code, private, written_down_where_asked
+from ..._torch import generated_code, private, realized_where_asked
 from ...console.log import log
 from ...errors import BudgetTooSmall
 from ...planner.follow import plan_too_large
@@ -203,7 +203,7 @@ class _Attempt:
                 self.stop_if_over()
 
         choices = private("inductor_now").set_choices_handler(Fusions())
-        with choices, generated_code(look), written_down_where_asked():
+        with choices, generated_code(look), realized_where_asked():
             compiled = private("compile_fx_inner")(module, inputs, **facts)
         if not backward:
             return compiled
