@@ -25,7 +25,7 @@ from ..torch_state.random_state import state_size
 from .fx_nodes import feeding, has_effect, is_item, storage_of, tensors_of
 from .rewrites.accumulate import is_accumulation
 from .rewrites.batchnorm import UPDATES_STATISTICS
-from .rewrites.channels_last_inputs import is_turned
+from .rewrites.channels_last_inputs import is_channels_last_copy
 from .rewrites.random_draws import draws, is_idle_draw
 from .trace import Trace
 
@@ -173,7 +173,7 @@ class _Lifting:
             return "pinned" if is_idle_draw(node) else "random"
         if node.target in UPDATES_STATISTICS and node in self.feeding_outputs:
             return "pure"  # its first run, in the forward, is the one that updates them
-        if is_turned(node) or has_effect(node):
+        if is_channels_last_copy(node) or has_effect(node):
             return "pinned"
         return "random" if is_foreign(node) else "pure"
 

@@ -18,7 +18,7 @@ gradient per primal. These rewrites make it fit to be planned and to run as eage
 - dead nodes are removed, except those that draw random numbers.
 
 For a step that is going to be compiled others stand in the place of those that are eager's: `pad_once`,
-`join_sums` for the gradients of what several concatenations read, and `turn_once` where the compiler is going
+`join_sums` for the gradients of what several concatenations read, and `copy_channels_last_once` where the compiler is going
 to hold images with their channels last.
 """
 
@@ -36,7 +36,7 @@ from ..torch_state.autocast_state import State
 from .fx_nodes import depends_on, mark_backward, mutations
 from .rewrites import accumulate, batchnorm, dropout
 from .rewrites.autocast import cast_inside, cast_once
-from .rewrites.channels_last_inputs import turn_once
+from .rewrites.channels_last_inputs import copy_channels_last_once
 from .rewrites.common import (
     conjugate_numbers,
     drop_copies,
@@ -145,7 +145,7 @@ def make_trace(
     prune_tangents(joint.graph, unexpected, tangents)
     remove_dead(joint.graph, compiled=compiled)
     if turned:
-        turn_once(joint.graph, primals)
+        copy_channels_last_once(joint.graph, primals)
     if look is not None:
         settle(joint.graph, look)
         remove_dead(joint.graph, compiled=compiled)

@@ -20,7 +20,7 @@ from torch import fx
 from ..capture.fx_nodes import has_effect
 from ..capture.lift import Lifted
 from ..capture.op_classes import fusing, is_realized, steers, type_of
-from ..capture.rewrites.channels_last_inputs import is_turned
+from ..capture.rewrites.channels_last_inputs import is_channels_last_copy
 from ..capture.trace import Trace
 from ..plans.graph import Graph, Op, OpKind
 from .kernel_windows import Group, Kernels
@@ -267,7 +267,7 @@ class _Fusing:
 
     def is_kept(self, op: Op, large: int) -> bool:
         node = self.lifted.node_of[op.name]
-        if type_of(node) == "aten.convolution" or is_turned(node):
+        if type_of(node) == "aten.convolution" or is_channels_last_copy(node):
             return False
         if self.how[op.name] == "loop":
             return self.size[op.writes[0]] > large

@@ -46,7 +46,7 @@ from ..run.changed_inputs import Watch, Watched
 from ..run.eager import compile_graph
 from ..run.eager_step import EagerStep
 from ..run.first_run import Misfits, checked
-from ..run.inductor.images import hand_over_channels_last, turns_layouts
+from ..run.inductor.images import hand_over_channels_last, prefers_channels_last
 from ..sketching.choose import Sketches, choose
 from ..sketching.marks import has_marks
 from ..sketching.replace import MarkedStep
@@ -208,7 +208,7 @@ class Piece:
     def take(self, joint: fx.GraphModule, forward_outputs: int) -> None:
         """Trace a joint graph, lift it and price it."""
         target = find_device(self.target) if self.target else None
-        turned = self.compiled and turns_layouts(joint, target)
+        turned = self.compiled and prefers_channels_last(joint, target)
         here = not self.compiled and target is None  # another device, and a compiler, have other kernels
         kernels = KnownKernels(device_of(joint.graph), measured=self.measured) if here else None
         self.trace = make_trace(

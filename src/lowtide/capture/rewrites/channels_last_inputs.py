@@ -22,12 +22,12 @@ from ..fx_nodes import feeding, mutations
 from ..op_classes import type_of
 from ..realize import image_in_memory
 
-__all__ = ["is_turned", "turn_once"]
+__all__ = ["is_channels_last_copy", "copy_channels_last_once"]
 
 aten = torch.ops.aten
 
 
-def turn_once(graph: fx.Graph, primals: Iterable[fx.Node]) -> None:
+def copy_channels_last_once(graph: fx.Graph, primals: Iterable[fx.Node]) -> None:
     """Let everything that reads a given tensor that is turned read one copy of it."""
     before = feeding(graph, graph.find_nodes(op="call_function", target=aten.convolution.default))
     written = {node.args[0] for node in mutations(graph)}
@@ -37,7 +37,7 @@ def turn_once(graph: fx.Graph, primals: Iterable[fx.Node]) -> None:
             _turn(primal)
 
 
-def is_turned(node: fx.Node) -> bool:
+def is_channels_last_copy(node: fx.Node) -> bool:
     """Whether a node is such a copy."""
     return type_of(node) == "lowtide.image_in_memory"
 

@@ -16,12 +16,12 @@ from ...capture.op_classes import fusing, type_of
 from ...capture.realize import image_in_memory, in_memory
 from ...devices.table import Device
 
-__all__ = ["hand_over_channels_last", "turns_layouts"]
+__all__ = ["hand_over_channels_last", "prefers_channels_last"]
 
 aten = torch.ops.aten
 
 
-def turns_layouts(module: fx.GraphModule, target: Device | None = None) -> bool:
+def prefers_channels_last(module: fx.GraphModule, target: Device | None = None) -> bool:
     """Whether Inductor will hold images with their channels last, as convolutions like them.
 
     On a CPU its library always likes them so; that says nothing of another device to plan for.
@@ -33,7 +33,7 @@ def turns_layouts(module: fx.GraphModule, target: Device | None = None) -> bool:
 
 def hand_over_channels_last(forward: fx.GraphModule, outputs: int) -> None:
     """Say so of the images that are saved; the first `outputs` results are the user's own."""
-    if not turns_layouts(forward):
+    if not prefers_channels_last(forward):
         return
     (output,) = forward.graph.find_nodes(op="output")
     images = _behind_convolutions(forward.graph)
