@@ -91,7 +91,7 @@ class Piece:
     lifted: Lifted | None = None
     expected: tuple[bool, ...] = ()
     tangents: list[torch.Tensor] = field(default_factory=list)
-    spare: int = 0
+    headroom: int = 0
     casts_inside: bool = False
     sketches: Sketches | None = None
     counted: dict[Seen, int] = field(default_factory=dict)
@@ -308,7 +308,7 @@ class Piece:
         assert self.lifted is not None
         free = device_blocks(self.trace.device, self.target)
         given, budget = self.options.plan, self.options.budget
-        if given is not None and not self.spare:
+        if given is not None and not self.headroom:
             self.plan = follow(given, self.lifted.graph, budget, memory=self.memory(), free=free)
             if not self.compiled or self.only_plan:  # what is compiled is judged by its buffers
                 refuse_if_too_large(self.plan, budget)
@@ -319,7 +319,7 @@ class Piece:
             method=self.options.method,
             memory=self.memory(),
             free=free,
-            spare=self.spare,
+            headroom=self.headroom,
             notes=tuple(notes_on(self.trace, self.lifted.graph, self.options, self.target, self.sketches)),
         )
         if self.sketches is not None:
@@ -335,7 +335,7 @@ class Piece:
             return sys.maxsize
         if budget.word == "min":
             return None
-        return resolve(budget, graph, simulate(graph, keep_all(graph)).peak, self.memory()) - self.spare
+        return resolve(budget, graph, simulate(graph, keep_all(graph)).peak, self.memory()) - self.headroom
 
     def memory(self) -> int | None:
         """What a share of a budget is of, besides the uncapped peak of this very graph."""

@@ -34,13 +34,13 @@ def plan_graph(
     method: str = "auto",
     memory: int | None = None,
     free: Sequence[int] | None = None,
-    spare: int = 0,
+    headroom: int = 0,
     notes: tuple[str, ...] = (),
 ) -> Plan:
     """The plan of a graph under a budget; raises `BudgetTooSmall` where none was found.
 
     `memory` is what the device has in bytes, where that limits anything; `free` are the free blocks of a
-    caching allocator, where the device has one; `spare` bytes of the budget are left unused.
+    caching allocator, where the device has one; `headroom` bytes of the budget are left unused.
     """
     solve = find_method(method)
     vanilla = with_allocator_overhead(make_plan(graph, keep_all(graph), method="keep_all", notes=notes), free)
@@ -50,7 +50,7 @@ def plan_graph(
     if asked.word == "min":
         return with_allocator_overhead(make_plan(graph, solve(graph, 0), method=method, notes=notes), free)
     size = resolve(asked, graph, vanilla.peak, memory)
-    limit = size - spare
+    limit = size - headroom
     if vanilla.peak <= limit:
         return replace(vanilla, budget=size)
     # What the allocator adds depends on what else is on the device: a little stays free, where there is a plan for it.

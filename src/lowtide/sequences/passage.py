@@ -92,7 +92,7 @@ class Passage:
             chunk,
             self.sizes,
             base,
-            self.spare,
+            self.headroom,
             places=self.places if graphs else None,
             graphs_only=graphs is True,
         )
@@ -153,7 +153,7 @@ class Passage:
         return run.sizes if rows is None else _with_ends(run.sizes)
 
     @property
-    def spare(self) -> int:
+    def headroom(self) -> int:
         """What weighing takes for each step: the outputs and their gradients, and an input of its own."""
         width = 2 * (self.module.proj_size or self.module.hidden_size)
         width += max(way.features for way in self.ways)

@@ -85,7 +85,7 @@ class CompiledStep:
                     raise
                 last = missed is None or turn >= _ROUNDS - 1
                 above = 0 if last or missed is None else missed.timeline.peak - error.smallest
-                self.piece.spare = error.budget - error.smallest - max(0, above // 2)
+                self.piece.headroom = error.budget - error.smallest - max(0, above // 2)
                 continue
             except Exception:
                 if not attempt.stopped:
@@ -116,7 +116,7 @@ class CompiledStep:
         missing = format_bytes(over)
         log.info(f"the compiled step needs {missing} more than its budget: planning again with less")
         wanted = 0 if all_of_it else plan.timeline.peak - over - (over >> 2)
-        self.piece.spare = max(self.piece.spare + 1, plan.budget - wanted)
+        self.piece.headroom = max(self.piece.headroom + 1, plan.budget - wanted)
 
     def look_at_first_step(self) -> None:
         """Called behind the backward: note how far the device's allocator was above the budget."""
