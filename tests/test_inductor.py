@@ -227,7 +227,7 @@ def rounds(monkeypatch, more):
             self.piece = step.piece
 
         def compile(self, *_):
-            asked.append(1000 - self.piece.spare)
+            asked.append(1000 - self.piece.headroom)
             if asked[-1] < 400:
                 raise BudgetTooSmall("", budget=1000, smallest=400)
             peaks = {"peak": asked[-1] + more(asked[-1]), "timeline": SimpleNamespace(peak=asked[-1])}
@@ -237,7 +237,7 @@ def rounds(monkeypatch, more):
     monkeypatch.setattr(inductor, "_Attempt", Attempt)
     monkeypatch.setattr(inductor, "too_small", lambda *_: BudgetTooSmall("", budget=1000, smallest=0))
     options = SimpleNamespace(budget=1000, plan=None)
-    piece = SimpleNamespace(spare=0, only_plan=False, plan=None, options=options, trace=None, lifted=None)
+    piece = SimpleNamespace(headroom=0, only_plan=False, plan=None, options=options, trace=None, lifted=None)
     with suppress(BudgetTooSmall):
         inductor.CompiledStep(piece, None, ())
     return asked
