@@ -22,7 +22,7 @@ from .._torch import eager_kernels, first_run_unwatched, frees_tangents, keeping
 from ..capture.lift import Lifted, lift
 from ..capture.rewrites.autocast import mark_regions
 from ..capture.rewrites.random_draws import lay_out_calls
-from ..capture.step_inputs import Given
+from ..capture.step_inputs import StepInputs
 from ..capture.trace import Trace, device_of, make_trace
 from ..devices.allocator import rounded
 from ..devices.baseline import fixed_bands, states
@@ -85,7 +85,7 @@ class Piece:
     autocast: State = ()
     beside: int = 0
     plan: Plan | None = None
-    given: Given = field(default_factory=Given)
+    given: StepInputs = field(default_factory=StepInputs)
     constants: dict[str, Any] = field(default_factory=dict)
     trace: Trace | None = None
     lifted: Lifted | None = None
@@ -102,7 +102,7 @@ class Piece:
         """The function that runs this piece; it takes and gives what the module does."""
         if not torch.is_grad_enabled():
             return module.forward
-        self.given = Given.of(module, inputs)
+        self.given = StepInputs.of(module, inputs)
         mark_regions(module.graph)
         if self.compiled:
             from ..run.inductor.step import CompiledStep
