@@ -106,7 +106,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Given:
+class FunctionLaw:
     """A user's function of (i, j) as a law; `monotone` is what the function says of itself."""
 
     function: Callable[[int, int], int]
@@ -133,7 +133,7 @@ def find_law(sizes: Sequence[int], model: Model) -> Law:
     if isinstance(model, Measured):
         return _measured(sizes, model)
     if callable(model):
-        return model if hasattr(model, "row") else Given(model, len(sizes))  # type: ignore[return-value]
+        return model if hasattr(model, "row") else FunctionLaw(model, len(sizes))  # type: ignore[return-value]
     raise LowtideError(
         f"model {model!r} is no law; choose 'paper', 'pytorch', Measured(extra=..., work=...) "
         "or a function (i, j) -> bytes"
