@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 from ...plans.graph import Graph
 from ...plans.order import first_order, just_in_time, without_waste
-from .method import Choice
+from .method import CutNetwork
 from .mincut import Cut
 from .moments import Step, moments
 
@@ -33,29 +33,29 @@ def cut_orders(graph: Graph) -> Iterator[tuple[list[str], list[str]]]:
     step = Step(graph)
     if not step.once:
         return
-    choice = Choice(step, next(moments(step)))
+    network = CutNetwork(step, next(moments(step)))
     forward, backward = first_order(graph)
     seen: set[tuple[str, ...]] = {()}
-    for cut in _cuts(choice):
-        again = tuple(choice.runs_again(cut))
+    for cut in _cuts(network):
+        again = tuple(network.runs_again(cut))
         if again not in seen:
             seen.add(again)
             yield without_waste(graph, forward, just_in_time(graph, backward, again))
 
 
-def _cuts(choice: Choice) -> list[Cut]:
+def _cuts(network: CutNetwork) -> list[Cut]:
     """The smallest cuts at rising prices per byte, found where the lines of known cuts cross."""
-    dear = sum(choice.seconds) + 1
-    many = choice.solve(dear)
+    dear = sum(network.seconds) + 1
+    many = network.solve(dear)
     cuts = {dear: many}
-    todo = [(choice.line(choice.solve(1)), choice.line(many))]
+    todo = [(network.line(network.solve(1)), network.line(many))]
     while todo and len(cuts) < CUTS:
         low, high = todo.pop(0)
         if low is None or high is None or low.bytes <= high.bytes:
             continue
         price = (high.seconds - low.seconds) // (low.bytes - high.bytes)
-        cut = choice.solve(price)
-        middle = choice.line(cut)
+        cut = network.solve(price)
+        middle = network.line(cut)
         if middle is None or middle.at(price) >= min(low.at(price), high.at(price)):
             continue
         cuts[price] = cut

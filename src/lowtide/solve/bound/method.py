@@ -42,7 +42,7 @@ from ...plans.graph import Graph
 from .mincut import SINK, SOURCE, Cut, Network
 from .moments import UNITS, Moment, Step, moments
 
-__all__ = ["Choice", "Line", "lower_bound"]
+__all__ = ["CutNetwork", "Line", "lower_bound"]
 
 ROUNDS = 4_000_000
 """Arcs that one cut may look at, over all of its rounds."""
@@ -55,7 +55,7 @@ def lower_bound(graph: Graph, budget: int) -> float:
         return math.inf
     extra = 0
     for moment in moments(step):
-        found = _extra(Choice(step, moment), budget, extra)
+        found = _extra(CutNetwork(step, moment), budget, extra)
         if found is None:
             return math.inf
         extra = found
@@ -64,7 +64,7 @@ def lower_bound(graph: Graph, budget: int) -> float:
 
 @dataclass(frozen=True)
 class Line:
-    """What one choice of (S, A, P) costs: seconds run again, and bytes at the moment."""
+    """What one network of (S, A, P) costs: seconds run again, and bytes at the moment."""
 
     seconds: int
     bytes: int
@@ -73,21 +73,21 @@ class Line:
         return self.seconds + price * self.bytes
 
 
-def _extra(choice: Choice, budget: int, known: int) -> int | None:
+def _extra(network: CutNetwork, budget: int, known: int) -> int | None:
     """Units of time that must be spent again, known before or because of a moment; None if nothing fits."""
-    room = budget - choice.size
-    everything_again = Line(sum(choice.seconds), 0)
-    fewest = choice.cut(everything_again.seconds + 1)[0] or everything_again
+    room = budget - network.size
+    everything_again = Line(sum(network.seconds), 0)
+    fewest = network.cut(everything_again.seconds + 1)[0] or everything_again
     if fewest.bytes > room:
         return None
-    most, flow = choice.cut(1)
+    most, flow = network.cut(1)
     best = max(flow - room, known)
     while most is not None and most.bytes > room and most.seconds < fewest.seconds:
         price = (fewest.seconds - most.seconds) // (most.bytes - fewest.bytes)
         # Both lines are above what any price gives, so where they meet is the most that can still be found.
         if most.at(price) + (most.bytes - room) - price * room <= best:
             break
-        line, flow = choice.cut(price)
+        line, flow = network.cut(price)
         best = max(best, flow - price * room)
         if line is None or flow >= min(most.at(price), fewest.at(price)):
             break
@@ -98,8 +98,8 @@ def _extra(choice: Choice, budget: int, known: int) -> int | None:
     return best
 
 
-class Choice:
-    """The network of a moment, in which every cut is a choice of (S, A, P).
+class CutNetwork:
+    """The network of a moment, in which every cut is a network of (S, A, P).
 
     Each op has two nodes: near the source means "runs after the moment" for the one and "did not run before
     it" for the other. Each value that several ops read has a node for "is read after the moment". Nodes that
