@@ -64,7 +64,7 @@ def lower_bound(graph: Graph, budget: int) -> float:
 
 @dataclass(frozen=True)
 class Line:
-    """What one network of (S, A, P) costs: seconds run again, and bytes at the moment."""
+    """What one choice of (S, A, P) costs: seconds run again, and bytes at the moment."""
 
     seconds: int
     bytes: int
@@ -99,7 +99,7 @@ def _extra(network: CutNetwork, budget: int, known: int) -> int | None:
 
 
 class CutNetwork:
-    """The network of a moment, in which every cut is a network of (S, A, P).
+    """The network of a moment, in which every cut is a choice of (S, A, P).
 
     Each op has two nodes: near the source means "runs after the moment" for the one and "did not run before
     it" for the other. Each value that several ops read has a node for "is read after the moment". Nodes that
