@@ -21,7 +21,7 @@ from ...plans.graph import Graph
 from ...plans.order import first_order, just_in_time, without_waste
 from .method import CutNetwork
 from .mincut import Cut
-from .moments import Step, moments
+from .moments import RequiredOps, moments
 
 __all__ = ["cut_orders"]
 
@@ -30,7 +30,7 @@ CUTS = 32
 
 def cut_orders(graph: Graph) -> Iterator[tuple[list[str], list[str]]]:
     """The orders of runs of the smallest cuts, without repetition, from few runs again to many."""
-    step = Step(graph)
+    step = RequiredOps(graph)
     if not step.once:
         return
     network = CutNetwork(step, next(moments(step)))

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 
 from ...plans.graph import Graph
 from .mincut import SINK, SOURCE, Cut, Network
-from .moments import UNITS, Moment, Step, moments
+from .moments import UNITS, Moment, RequiredOps, moments
 
 __all__ = ["CutNetwork", "Line", "lower_bound"]
 
@@ -50,7 +50,7 @@ ROUNDS = 4_000_000
 
 def lower_bound(graph: Graph, budget: int) -> float:
     """Seconds that no schedule under the budget can beat; infinity when it is proven that none fits."""
-    step = Step(graph)
+    step = RequiredOps(graph)
     if step.least_bytes() > budget:
         return math.inf
     extra = 0
@@ -107,7 +107,7 @@ class CutNetwork:
     capacity; `size` is the bytes that are there whatever is chosen.
     """
 
-    def __init__(self, step: Step, moment: Moment) -> None:
+    def __init__(self, step: RequiredOps, moment: Moment) -> None:
         self.step, self.moment = step, moment
         self.size = moment.size
         self.nodes = 2

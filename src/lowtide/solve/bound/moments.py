@@ -19,7 +19,7 @@ from ...plans.order import first_order
 from ...plans.schedule import Run
 from ...plans.simulator import simulate
 
-__all__ = ["Moment", "Step", "moments"]
+__all__ = ["Moment", "RequiredOps", "moments"]
 
 MOMENTS = 300
 EFFORT = 50_000
@@ -29,7 +29,7 @@ UNITS = 1 << 59
 """Running everything once, in the whole numbers that cuts are made of."""
 
 
-class Step:
+class RequiredOps:
     """The ops that must run, each behind those it needs, and what is known of all schedules.
 
     `early` marks the ops that an output needs: those run in the forward.
@@ -104,14 +104,14 @@ class Moment:
     settled: frozenset[str]
 
 
-def moments(step: Step) -> Iterator[Moment]:
+def moments(step: RequiredOps) -> Iterator[Moment]:
     """The end of the forward, then first runs at which keeping everything holds much."""
     yield _end_of_forward(step)
     for index in _crowded(step, min(MOMENTS, EFFORT // max(len(step.ops), 1)) - 1):
         yield _first_run(step, index)
 
 
-def _crowded(step: Step, count: int) -> list[int]:
+def _crowded(step: RequiredOps, count: int) -> list[int]:
     """Numbers of ops, one from each stretch of the step: the one at which the most bytes are resident."""
     schedule = keep_all(step.graph)
     resident = simulate(step.graph, schedule).resident
@@ -130,7 +130,7 @@ def _crowded(step: Step, count: int) -> list[int]:
     return [max(stretch)[1] for stretch in stretches]
 
 
-def _end_of_forward(step: Step) -> Moment:
+def _end_of_forward(step: RequiredOps) -> Moment:
     tangents = sum(value.bytes for value in step.graph.values if value.kind == "tangent")
     return Moment(
         before=step.early,
@@ -141,7 +141,7 @@ def _end_of_forward(step: Step) -> Moment:
     )
 
 
-def _first_run(step: Step, index: int) -> Moment:
+def _first_run(step: RequiredOps, index: int) -> Moment:
     """The first run of a backward op, or of a forward op that an output needs."""
     op, value = step.ops[index], step.graph.value
     backward = op.phase == "backward"
