@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ...console.progress import waiting
-from ...entry.user_step import Step, capture_step, found_step, make_step, users_code
+from ...entry.user_step import UserStep, capture_step, found_step, make_step, users_code
 from ...errors import LowtideError
 from ...evidence.verification import Verification, verify
 from ...measuring.trial import modules_of
@@ -30,7 +30,7 @@ def run(chosen: argparse.Namespace) -> Answer:
     return Answer(json_format.dump(_plain(found)) if chosen.json else str(found), found.ok)
 
 
-def _check_runs(step: Step) -> None:
+def _check_runs(step: UserStep) -> None:
     tensors = [tensor for _, module in modules_of(step.model) for tensor in module.parameters()]
     if any(tensor.is_meta for tensor in tensors):
         raise LowtideError(
@@ -39,7 +39,7 @@ def _check_runs(step: Step) -> None:
         )
 
 
-def _budget(step: Step, chosen: argparse.Namespace) -> int | str:
+def _budget(step: UserStep, chosen: argparse.Namespace) -> int | str:
     """The budget, where a share is of the uncapped peak as in the other verbs, whatever the device has."""
     asked = parse_budget(chosen.budget)
     if asked.share is None:
