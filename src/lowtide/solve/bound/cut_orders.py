@@ -37,7 +37,7 @@ def cut_orders(graph: Graph) -> Iterator[tuple[list[str], list[str]]]:
     forward, backward = first_order(graph)
     seen: set[tuple[str, ...]] = {()}
     for cut in _cuts(network):
-        again = tuple(network.runs_again(cut))
+        again = tuple(network.recomputed(cut))
         if again not in seen:
             seen.add(again)
             yield without_waste(graph, forward, just_in_time(graph, backward, again))

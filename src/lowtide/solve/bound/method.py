@@ -17,7 +17,7 @@ that run after the moment, P those that ran before it. Of any schedule it is tru
 The least such extra over all (S, A, P) is therefore a lower bound. Without the budget's row it is a smallest
 cut (see `mincut`); with the row it is hard, so the row goes into the objective with a price λ ≥ 0 per byte:
 
-    extra ≥ max over λ of  min over (S, A, P) of  seconds(A ∩ P) + λ (bytes(S, A, P) - room)
+    extra ≥ max over λ of  min over (S, A, P) of  seconds(A ∩ P) + λ (bytes(S, A, P) - limit)
 
 which is valid for every λ. The maximum over λ is found by cutting planes: each cut is a line in λ, the next
 λ is where the best line with too many bytes meets the best line that fits. If even the cut with the fewest
@@ -75,23 +75,23 @@ class Line:
 
 def _extra(network: CutNetwork, budget: int, known: int) -> int | None:
     """Units of time that must be spent again, known before or because of a moment; None if nothing fits."""
-    room = budget - network.size
-    everything_again = Line(sum(network.seconds), 0)
-    fewest = network.cut(everything_again.seconds + 1)[0] or everything_again
-    if fewest.bytes > room:
+    limit = budget - network.size
+    everything_recomputed = Line(sum(network.seconds), 0)
+    fewest = network.cut(everything_recomputed.seconds + 1)[0] or everything_recomputed
+    if fewest.bytes > limit:
         return None
     most, flow = network.cut(1)
-    best = max(flow - room, known)
-    while most is not None and most.bytes > room and most.seconds < fewest.seconds:
+    best = max(flow - limit, known)
+    while most is not None and most.bytes > limit and most.seconds < fewest.seconds:
         price = (fewest.seconds - most.seconds) // (most.bytes - fewest.bytes)
         # Both lines are above what any price gives, so where they meet is the most that can still be found.
-        if most.at(price) + (most.bytes - room) - price * room <= best:
+        if most.at(price) + (most.bytes - limit) - price * limit <= best:
             break
         line, flow = network.cut(price)
-        best = max(best, flow - price * room)
+        best = max(best, flow - price * limit)
         if line is None or flow >= min(most.at(price), fewest.at(price)):
             break
-        if line.bytes > room:
+        if line.bytes > limit:
             most = line
         else:
             fewest = line
@@ -113,7 +113,7 @@ class CutNetwork:
         self.nodes = 2
         self.arcs: dict[tuple[int, int], list[int]] = {}
         self.endless: set[tuple[int, int]] = set()
-        self.again = [SOURCE if after else self.new() for after in moment.after]
+        self.runs_after = [SOURCE if after else self.new() for after in moment.after]
         self.missed = [
             SINK if before else SOURCE if after else self.new()
             for before, after in zip(moment.before, moment.after, strict=True)
@@ -140,7 +140,7 @@ class CutNetwork:
     def add_ops(self) -> None:
         writer = self.step.writer
         for index, op in enumerate(self.step.ops):
-            again, missed = self.again[index], self.missed[index]
+            again, missed = self.runs_after[index], self.missed[index]
             if again == SOURCE:
                 continue
             self.arc(again, missed, seconds=self.step.units[index], size=op.state)
@@ -157,12 +157,12 @@ class CutNetwork:
         readers: dict[str, set[int]] = {}
         for index, op in enumerate(self.step.ops):
             for name in op.reads:
-                readers.setdefault(name, set()).add(self.again[index])
+                readers.setdefault(name, set()).add(self.runs_after[index])
         for name, tails in readers.items():
             value = self.step.graph.value[name]
             if value.droppable and name not in self.moment.there and name not in self.moment.settled:
                 writer = self.step.writer.get(name)
-                self.add_value(value.bytes, tails, SINK if writer is None else self.again[writer])
+                self.add_value(value.bytes, tails, SINK if writer is None else self.runs_after[writer])
 
     def add_value(self, size: int, tails: set[int], writer: int) -> None:
         if writer == SOURCE:
@@ -219,7 +219,7 @@ class CutNetwork:
         crossing = [arc for arc, (tail, head) in enumerate(pairs) if near[tail] and not near[head]]
         return Line(sum(self.seconds[a] for a in crossing), sum(self.bytes[a] for a in crossing))
 
-    def runs_again(self, cut: Cut) -> list[str]:
+    def recomputed(self, cut: Cut) -> list[str]:
         """The ops that run both before and after the moment."""
         near = cut.near
         if near is None:
@@ -228,5 +228,5 @@ class CutNetwork:
         def is_near(node: int) -> bool:
             return node == SOURCE or (node != SINK and node in self.number and near[self.number[node]])
 
-        nodes = zip(self.step.ops, self.again, self.missed, strict=True)
+        nodes = zip(self.step.ops, self.runs_after, self.missed, strict=True)
         return [op.name for op, again, missed in nodes if is_near(again) and not is_near(missed)]
