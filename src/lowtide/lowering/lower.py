@@ -19,7 +19,7 @@ from torch import fx
 
 from ..capture.fx_nodes import is_item
 from ..capture.lift import Lifted
-from ..capture.rewrites.batchnorm import AGAIN, args_again
+from ..capture.rewrites.batchnorm import RECOMPUTED_BY, recomputed_args
 from ..capture.rewrites.dropout import RANDOM
 from ..capture.trace import Trace
 from ..plans.graph import Graph
@@ -138,7 +138,7 @@ class _Lowering:
 
     def call(self, op: str, origin: fx.Node) -> fx.Node:
         first = self.runs[op] == 1
-        args = fx.map_arg(origin.args if first else args_again(origin), self.find)
+        args = fx.map_arg(origin.args if first else recomputed_args(origin), self.find)
         kwargs = fx.map_arg(origin.kwargs, self.find)
         target: Any = origin.target
         if self.graph.op[op].kind == "random" and self.total[op] > 1:
@@ -148,7 +148,7 @@ class _Lowering:
                 state = (self.side.state[op], str(self.trace.device))
                 again = (RANDOM[target],) if target in RANDOM else (random_state.run_again, target)
                 return self.side.call(origin, again[0], (*state, *again[1:], *args), kwargs)
-        return self.side.call(origin, target if first else AGAIN.get(target, target), args, kwargs)
+        return self.side.call(origin, target if first else RECOMPUTED_BY.get(target, target), args, kwargs)
 
     def take_state(self, op: str) -> fx.Node:
         node = self.side.graph.call_function(
@@ -220,7 +220,7 @@ class _Lowering:
     def unread_again(self, op: str) -> set[str]:
         """What an op reads in its first run only: it may have changed by the next, and need not be saved."""
         origin = self.lifted.node_of[op]
-        return set(self.names([arg for arg in origin.args if arg not in args_again(origin)]))
+        return set(self.names([arg for arg in origin.args if arg not in recomputed_args(origin)]))
 
     def holders(self, value: str) -> list[fx.Node]:
         """The nodes to save for a value: its root, or every input that looks at a given one."""

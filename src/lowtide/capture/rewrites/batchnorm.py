@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["AGAIN", "UPDATES_STATISTICS", "args_again", "fuse"]
+__all__ = ["RECOMPUTED_BY", "UPDATES_STATISTICS", "recomputed_args", "fuse"]
 
 aten = torch.ops.aten
 
@@ -53,18 +53,18 @@ def cudnn_batch_norm_backward(
     )
 
 
-AGAIN: dict[Callable[..., Any], Callable[..., Any]] = {
+RECOMPUTED_BY: dict[Callable[..., Any], Callable[..., Any]] = {
     batch_norm: batch_norm_again,
     cudnn_batch_norm: cudnn_batch_norm_again,
 }
 """What runs when an op runs again, for the ops where that is not the op itself."""
 
-UPDATES_STATISTICS = frozenset(AGAIN)
+UPDATES_STATISTICS = frozenset(RECOMPUTED_BY)
 
 
-def args_again(node: fx.Node) -> tuple[Any, ...]:
+def recomputed_args(node: fx.Node) -> tuple[Any, ...]:
     """The arguments of an op that runs again: without statistics, which another call may have updated."""
-    if node.target not in AGAIN:
+    if node.target not in RECOMPUTED_BY:
         return node.args
     x, weight, bias, _, _, momentum, eps = node.args
     return x, weight, bias, None, None, momentum, eps
