@@ -146,7 +146,7 @@ class _Lowering:
                 self.side.state[op] = self.take_state(op)
             else:
                 state = (self.side.state[op], str(self.trace.device))
-                again = (RANDOM[target],) if target in RANDOM else (random_state.run_again, target)
+                again = (RANDOM[target],) if target in RANDOM else (random_state.recompute, target)
                 return self.side.call(origin, again[0], (*state, *again[1:], *args), kwargs)
         return self.side.call(origin, target if first else RECOMPUTED_BY.get(target, target), args, kwargs)
 

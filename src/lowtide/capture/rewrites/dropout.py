@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...torch_state.random_state import run_again
+from ...torch_state.random_state import recompute
 
 __all__ = ["RANDOM", "as_in_eager"]
 
@@ -31,7 +31,7 @@ def dropout(x: Any, p: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 def dropout_again(state: torch.Tensor, device: str, x: Any, p: float) -> Any:
     """The same output and noise, from the saved random state."""
-    return run_again(state, device, dropout, x, p)
+    return recompute(state, device, dropout, x, p)
 
 
 RANDOM: dict[Callable[..., Any], Callable[..., Any]] = {dropout: dropout_again}

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from ..._torch import held
-from ...torch_state.random_state import run_again
+from ...torch_state.random_state import recompute
 from ..fx_nodes import storage_of, tensors_of, traced_in_backward
 from .dropout import RANDOM
 
@@ -72,7 +72,7 @@ def bernoulli(x: torch.Tensor, p: float, *, generator: Any = None) -> torch.Tens
 
 def bernoulli_again(state: torch.Tensor, device: str, x: Any, p: float, *, generator: Any = None) -> Any:
     """The same zeros and ones, from the saved random state."""
-    return run_again(state, device, bernoulli, x, p, generator=generator)
+    return recompute(state, device, bernoulli, x, p, generator=generator)
 
 
 RANDOM[bernoulli] = bernoulli_again

@@ -130,7 +130,7 @@ class Stages:
         self.tighten(stage)
         for place in range(stage):
             if (stage, place) in self.again:
-                self.run_again(stage, place)
+                self.recompute(stage, place)
         self.run_first(stage)
 
     def tighten(self, stage: int) -> None:
@@ -162,7 +162,7 @@ class Stages:
             else:
                 self.fixed += self.size[name]
 
-    def run_again(self, stage: int, place: int) -> None:
+    def recompute(self, stage: int, place: int) -> None:
         op, run = self.ops[place], self.again[stage, place]
         for name in sorted(self.loose.intersection(op.reads)):
             self.at_most(0, [(run, 1), (self.there[name], -1)])
