@@ -71,7 +71,7 @@ class Descent:
         self.heap = []
         for value, events in enumerate(tape.events):
             writer, size = facts.writer[value], facts.size[value]
-            if not facts.again[writer] or not size:
+            if not facts.recomputable[writer] or not size:
                 continue
             for before, after in pairwise(events):
                 start = tape.waits_from(value, before)
@@ -121,7 +121,7 @@ class Descent:
         for slot in self.moves.added:
             op = tape.at[slot]
             for other in facts.reads[op] + facts.writes[op]:
-                if other not in seen and facts.again[facts.writer[other]]:
+                if other not in seen and facts.recomputable[facts.writer[other]]:
                     seen.add(other)
                     self.push_new(other, slot)
 

@@ -25,8 +25,8 @@ from .tape import Tape
 
 __all__ = ["Move", "Moves"]
 
-KEEP, MIXED, AGAIN = "keep", "mixed", "again"
-POLICIES = (KEEP, MIXED, AGAIN)
+KEEP, MIXED, RECOMPUTE = "keep", "mixed", "recompute"
+POLICIES = (KEEP, MIXED, RECOMPUTE)
 
 
 @dataclass
@@ -115,9 +115,9 @@ class Moves:
         """Whether an input has to be recomputed, rather than wait until there."""
         tape = self.tape
         before, there = tape.around(value, after)
-        if there or not self.facts.again[self.facts.writer[value]]:
+        if there or not self.facts.recomputable[self.facts.writer[value]]:
             return False
-        if policy is AGAIN:
+        if policy is RECOMPUTE:
             return True
         top = tape.mem[tape.waits_from(value, before) : after].max(initial=0)
         return int(top) + self.facts.size[value] > self.budget

@@ -44,7 +44,7 @@ class _Facts(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("read_at", "reads", "write_at", "writes", "take_at", "takes")),
         *(
             (name, ctypes.c_void_p)
-            for name in ("writer", "size", "own", "held", "state", "saves", "seconds", "again", "can_wait")
+            for name in ("writer", "size", "own", "held", "state", "saves", "seconds", "recomputable", "can_wait")
         ),
     )
 
@@ -113,7 +113,7 @@ class NativeFacts:
         self.arrays: dict[str, npt.NDArray[Any]] = {
             "writer": np.array(facts.writer, dtype=np.int32),
             "seconds": np.array(facts.seconds, dtype=np.float64),
-            "again": np.array(facts.again, dtype=np.uint8),
+            "recomputable": np.array(facts.recomputable, dtype=np.uint8),
             "can_wait": np.array(facts.can_wait, dtype=np.uint8),
             **{
                 name: np.array(getattr(facts, name), dtype=np.int64)

@@ -71,7 +71,7 @@ class Facts:
         self.in_place = any(self.takes)
         self.seconds = [op.seconds for op in graph.ops] + [0.0]
         self.state = [op.state for op in graph.ops] + [0]
-        self.again = [op.kind != "pinned" for op in graph.ops] + [False]
+        self.recomputable = [op.kind != "pinned" for op in graph.ops] + [False]
         read = {name for op in graph.ops for name in op.reads if name not in number}
         self.can_wait = [op.kind == "pure" and read.isdisjoint(op.writes) for op in graph.ops] + [False]
         self.given = graph.fixed_bytes + graph.given_bytes

@@ -12,7 +12,7 @@
 #define LEAST_PROGRESS 0.95
 #define LATER 64
 
-enum { KEEP, MIXED, AGAIN, POLICIES };
+enum { KEEP, MIXED, RECOMPUTE, POLICIES };
 
 typedef struct {
     double score;
@@ -95,8 +95,8 @@ static int fetches(const Descent *d, i32 value, i32 after, int policy) {
     const Tape *t = d->tape;
     int there;
     i32 last = tape_around(t, value, after, &there);
-    if (there || !t->facts->again[t->facts->writer[value]]) return 0;
-    if (policy == AGAIN) return 1;
+    if (there || !t->facts->recomputable[t->facts->writer[value]]) return 0;
+    if (policy == RECOMPUTE) return 1;
     i32 start = tape_waits_from(t, value, last);
     return profile_most(&t->mem, start, after) + t->facts->size[value] > d->budget;
 }
@@ -233,7 +233,7 @@ static void fill(Descent *d) {
     d->entries = 0;
     for (i32 value = 0; value < f->values; value++) {
         i32 writer = f->writer[value];
-        if (!f->again[writer] || !f->size[value]) continue;
+        if (!f->recomputable[writer] || !f->size[value]) continue;
         const Slots *e = &t->events[value];
         for (i32 i = 1; i < e->count; i++) {
             i32 start = tape_waits_from(t, value, e->at[i - 1]), after = e->at[i], hot = count[after] - count[start];
@@ -269,13 +269,13 @@ static void take(Descent *d, const Move *m, i32 after) {
         i32 op = d->tape->at[d->added[i]], slot = d->added[i];
         for (i32 r = f->read_at[op]; r < f->read_at[op + 1]; r++) {
             i32 value = f->reads[r];
-            if (d->fresh[value] == d->marks || !f->again[f->writer[value]]) continue;
+            if (d->fresh[value] == d->marks || !f->recomputable[f->writer[value]]) continue;
             d->fresh[value] = d->marks;
             push_new(d, value, slot);
         }
         for (i32 w = f->write_at[op]; w < f->write_at[op + 1]; w++) {
             i32 value = f->writes[w];
-            if (d->fresh[value] == d->marks || !f->again[f->writer[value]]) continue;
+            if (d->fresh[value] == d->marks || !f->recomputable[f->writer[value]]) continue;
             d->fresh[value] = d->marks;
             push_new(d, value, slot);
         }
@@ -443,7 +443,7 @@ static void take_out(Annealing *a) {
 static void put_in(Annealing *a, i32 op, i32 slot) {
     Tape *t = a->tape;
     const Facts *f = t->facts;
-    while (slot > 0 && t->at[slot] < 0 && f->again[op] && t->runs[op].at[0] < slot) {
+    while (slot > 0 && t->at[slot] < 0 && f->recomputable[op] && t->runs[op].at[0] < slot) {
         edit(a, op, slot, 1);
         i32 reads = f->read_at[op + 1] - f->read_at[op];
         if (!reads || a->edits == EDITS || draw(a) < 0.6) return;
@@ -459,7 +459,7 @@ static void close_gap(Annealing *a) {
     for (i32 tries = 0; tries < 32 && !a->edits; tries++) {
         i32 value = pick(a, f->values), writer = f->writer[value];
         const Slots *e = &t->events[value];
-        if (!f->again[writer] || e->count < 2) continue;
+        if (!f->recomputable[writer] || e->count < 2) continue;
         i32 index = 1 + pick(a, e->count - 1), from = e->at[index - 1], to = e->at[index];
         if (t->at[to] == writer) continue;
         i32 slot = draw(a) < 0.5 ? to - 1 : from + 1 + pick(a, to - from - 1);

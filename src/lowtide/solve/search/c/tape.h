@@ -12,7 +12,7 @@ typedef struct { /* a graph by numbers; the arrays belong to the caller. The las
     const i32 *read_at, *reads, *write_at, *writes, *take_at, *takes, *writer;
     const i64 *size, *own, *held, *state, *saves;
     const double *seconds;
-    const uint8_t *again, *can_wait;
+    const uint8_t *recomputable, *can_wait;
 } Facts;
 
 typedef struct { /* sorted slots */
