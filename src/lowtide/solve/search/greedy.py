@@ -88,7 +88,7 @@ class Descent:
         while self.heap and self.tape.edits < self.limit:
             _, value, after = heapq.heappop(self.heap)
             ways = self.moves.ways(value, after)
-            after = self.make_room(after, max(map(len, ways), default=0))
+            after = self.make_slots(after, max(map(len, ways), default=0))
             move = self.moves.best(ways, after)
             if move is None:
                 continue
@@ -100,18 +100,18 @@ class Descent:
             if self.tape.mem.max() <= self.budget:
                 return
 
-    def make_room(self, after: int, count: int) -> int:
+    def make_slots(self, after: int, count: int) -> int:
         """See to it that there are free slots before a run; returns where that run is then."""
         tape = self.tape
-        if not count or tape.room(after, count):
+        if not count or tape.free_slots(after, count):
             return after
-        room = 2 * count + 4
-        tape.widen(after, room)
+        slots = 2 * count + 4
+        tape.widen(after, slots)
         # Slots keep their order, and so does the heap.
         self.heap = [
-            (score, value, slot + room if slot >= after else slot) for score, value, slot in self.heap
+            (score, value, slot + slots if slot >= after else slot) for score, value, slot in self.heap
         ]
-        return after + room
+        return after + slots
 
     def take(self, move: Move, after: int) -> None:
         """Apply a move for good, and put the gaps it made on the heap."""

@@ -145,7 +145,7 @@ class Moves:
         """Edit the tape: run ops right before `after`, and take later runs away."""
         tape = self.tape
         tape.low, tape.high = len(tape.at), 0
-        self.added = tape.room(after, len(runs))
+        self.added = tape.free_slots(after, len(runs))
         self.removed = [(tape.at[slot], slot) for slot in later]
         for op, slot in zip(runs, self.added, strict=True):
             tape.insert(op, slot)

@@ -13,7 +13,7 @@ Method, in this order:
 3. *Bisect*: between the last target reached and the first one missed, look for the smallest peak.
 4. *Improve*: take some repeated runs of a plan away at random, within a random part of the step, and
    descend again with some noise in the scores; keep what is better. As long as the effort allows.
-5. *Up*: fill the room between the targets by taking repeated runs away as the budget grows.
+5. *Up*: fill the space between the targets by taking repeated runs away as the budget grows.
 6. *Anneal*, on graphs of up to a hundred ops: put single runs in and out at random, cooling down.
 
 Nothing here depends on a budget, on the clock or on a random seed of the process: the effort is counted in
@@ -60,7 +60,7 @@ CALL = 200
 """What one turn of `improve` costs besides its edits, in edits."""
 
 HEAT, PRICES = (0.05, 0.002), (30.0, 5.0)
-STEPS, MOST_STEPS, MOST_ROOMS = 500, 1_500_000, 48
+STEPS, MOST_STEPS, MOST_BUDGETS = 500, 1_500_000, 48
 """Of the annealing: first and last heat as shares of the step's seconds, prices of the excess in turn as
 multiples of what would make all of it as dear as the step, steps per op, of all, and how many budgets."""
 
@@ -261,7 +261,7 @@ class Search:
             self.tell(0.6 + 0.3 * min(edits / self.effort.edits, 1))
 
     def up(self) -> None:
-        """Fill the ladder between the targets: let go of what is run again as the room grows."""
+        """Fill the ladder between the targets: let go of what is run again as the budget grows."""
         first = self.least()
         low, found = first.peak, self.tape(first.order.tolist())
         for step in range(1, self.effort.fine):
@@ -275,13 +275,13 @@ class Search:
             self.note(found)
 
     def anneal(self) -> None:
-        """Put single runs in and out at random, with the room that each rung has up to the next."""
+        """Put single runs in and out at random, with the space that each rung has up to the next."""
         once, ops = self.graph.seconds, len(self.graph.ops)
         heat = (HEAT[0] * once, HEAT[1] * once)
         for sweep in range(self.effort.sweeps):
-            rooms = self.rooms()
-            steps = min(STEPS * ops, MOST_STEPS // (len(rooms) * self.effort.sweeps + 1))
-            for budget in rooms:
+            budgets = self.tight_budgets()
+            steps = min(STEPS * ops, MOST_STEPS // (len(budgets) * self.effort.sweeps + 1))
+            for budget in budgets:
                 start = self.ladder.best(budget) or self.ladder[0]
                 tape = NativeTape(self.facts, start.order.tolist())
                 price = PRICES[sweep % len(PRICES)] * once / (ops * (self.top - budget))
@@ -291,7 +291,7 @@ class Search:
                     self.note(tape)
             self.tell(0.9 + 0.1 * sweep / self.effort.sweeps)
 
-    def rooms(self) -> list[int]:
+    def tight_budgets(self) -> list[int]:
         """The largest budget for which each rung is the answer, largest first, and one below the smallest."""
-        rooms = {rung.peak - 1 for rung in self.ladder if self.floor < rung.peak <= self.top}
-        return sorted(rooms, reverse=True)[:MOST_ROOMS]
+        budgets = {rung.peak - 1 for rung in self.ladder if self.floor < rung.peak <= self.top}
+        return sorted(budgets, reverse=True)[:MOST_BUDGETS]

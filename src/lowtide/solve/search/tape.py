@@ -6,13 +6,13 @@ bytes look like with one more run here, or one fewer there?
 Method: liveness makes the drops a function of the order, so a value's time in memory is read off its
 sorted *events* (the runs that write or read it): between two neighbouring events it is there if and only if
 the later one reads it. One more run touches only the intervals next to it, of the values it reads and
-writes. Runs sit on sparse *slots* of a fixed array, so that nothing has to move to make room; empty slots
+writes. Runs sit on sparse *slots* of a fixed array, so that nothing has to move to make space; empty slots
 are sunk far below zero and never count. A run puts what it writes in the place of a value that it takes if
 none of that value's later events finds it there; an edit changes this for its own slot and for the last
 events before it of the values that it reads or writes.
 
 Complexity: an edit takes O(log events + length of the changed intervals) per value, the latter in numpy.
-When the room between two runs is used up, `widen` moves all that is behind in O(runs + reads + writes).
+When the space between two runs is used up, `widen` moves all that is behind in O(runs + reads + writes).
 
 Limits: a first run stays where it is as long as anything reads it before the op runs again.
 """
@@ -166,23 +166,23 @@ class Tape:
         """The runs in order."""
         return [op for op in self.at if op >= 0]
 
-    def widen(self, slot: int, room: int) -> None:
+    def widen(self, slot: int, slots: int) -> None:
         """Put free slots before the run at `slot`: it and all later ones move back by that many."""
         facts, op = self.facts, self.at[slot]
         reads = sum(facts.size[value] for value in facts.reads[op])
         across = self.mem[slot] + self.saved[slot] - facts.own[op] + reads
         if len(self.runs[op]) > 1 and self.runs[op][0] == slot:
             across -= facts.state[op]
-        self.at[slot:slot] = [-1] * room
-        self.saved[slot:slot] = [0] * room
-        empty = np.full(room, across - SUNK, dtype=np.int64)
+        self.at[slot:slot] = [-1] * slots
+        self.saved[slot:slot] = [0] * slots
+        empty = np.full(slots, across - SUNK, dtype=np.int64)
         self.mem = np.concatenate((self.mem[:slot], empty, self.mem[slot:]))
         for slots in chain(self.events, self.runs):
             if slots and slots[-1] >= slot:
                 index = bisect_left(slots, slot)
-                slots[index:] = [later + room for later in slots[index:]]
+                slots[index:] = [later + slots for later in slots[index:]]
 
-    def room(self, slot: int, count: int) -> list[int]:
+    def free_slots(self, slot: int, count: int) -> list[int]:
         """Free slots, evenly spread, right before the run at `slot`; none when there are not enough."""
         before = slot - 1
         while before > 0 and self.at[before] < 0:

@@ -31,7 +31,7 @@ typedef struct {
     double exponent, tolerance, noise;
     uint64_t seed;
     i64 limit; /* of edits, after which it gives up */
-    i32 reach, entries, room;
+    i32 reach, entries, capacity;
     Entry *heap;
     i32 *seen, mark;   /* ops that the present walk has seen carry its mark */
     i32 *fresh, marks; /* values that the present move has put on the heap carry its mark */
@@ -62,9 +62,9 @@ static int before(const Entry *a, const Entry *b) {
 }
 
 static void push(Descent *d, i32 value, i32 after, double rank) {
-    if (d->entries == d->room) {
-        d->room = d->room ? 2 * d->room : 256;
-        d->heap = realloc(d->heap, (size_t)d->room * sizeof(Entry));
+    if (d->entries == d->capacity) {
+        d->capacity = d->capacity ? 2 * d->capacity : 256;
+        d->heap = realloc(d->heap, (size_t)d->capacity * sizeof(Entry));
     }
     Entry entry = {rank, value, after};
     i32 at = d->entries++;
@@ -202,7 +202,7 @@ static i32 find_ways(Descent *d, i32 value, i32 after, Move *ways) {
 }
 
 /* See to it that there are free slots before a run; returns where that run is then. */
-static i32 make_room(Descent *d, i32 after, i32 count) {
+static i32 make_slots(Descent *d, i32 after, i32 count) {
     Tape *t = d->tape;
     if (!count || tape_gap(t, after) >= count) return after;
     i32 *moved = malloc((size_t)t->length * sizeof(i32));
@@ -290,7 +290,7 @@ static void drain(Descent *d) {
         Entry entry = pop(d);
         i32 count = find_ways(d, entry.value, entry.after, ways), longest = 0;
         for (i32 i = 0; i < count; i++) longest = ways[i].count > longest ? ways[i].count : longest;
-        i32 after = make_room(d, entry.after, longest);
+        i32 after = make_slots(d, entry.after, longest);
         Move best = {.count = 0};
         for (i32 i = 0; i < count; i++) {
             find_later(t, &ways[i], after);
@@ -492,8 +492,8 @@ void lowtide_anneal(Tape *t, i64 budget, i64 steps, double price, double hot, do
         excess = now, seconds = t->seconds;
         if (excess || seconds >= least - 1e-9 * least) continue;
         least = seconds, count = 0;
-        i32 room = lowtide_order(t, NULL);
-        best = realloc(best, (size_t)(room + 1) * sizeof(i32));
+        i32 slots = lowtide_order(t, NULL);
+        best = realloc(best, (size_t)(slots + 1) * sizeof(i32));
         count = lowtide_order(t, best);
     }
     tape_clear(t);
