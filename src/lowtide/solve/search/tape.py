@@ -166,21 +166,21 @@ class Tape:
         """The runs in order."""
         return [op for op in self.at if op >= 0]
 
-    def widen(self, slot: int, slots: int) -> None:
+    def widen(self, slot: int, more: int) -> None:
         """Put free slots before the run at `slot`: it and all later ones move back by that many."""
         facts, op = self.facts, self.at[slot]
         reads = sum(facts.size[value] for value in facts.reads[op])
         across = self.mem[slot] + self.saved[slot] - facts.own[op] + reads
         if len(self.runs[op]) > 1 and self.runs[op][0] == slot:
             across -= facts.state[op]
-        self.at[slot:slot] = [-1] * slots
-        self.saved[slot:slot] = [0] * slots
-        empty = np.full(slots, across - SUNK, dtype=np.int64)
+        self.at[slot:slot] = [-1] * more
+        self.saved[slot:slot] = [0] * more
+        empty = np.full(more, across - SUNK, dtype=np.int64)
         self.mem = np.concatenate((self.mem[:slot], empty, self.mem[slot:]))
         for slots in chain(self.events, self.runs):
             if slots and slots[-1] >= slot:
                 index = bisect_left(slots, slot)
-                slots[index:] = [later + slots for later in slots[index:]]
+                slots[index:] = [later + more for later in slots[index:]]
 
     def free_slots(self, slot: int, count: int) -> list[int]:
         """Free slots, evenly spread, right before the run at `slot`; none when there are not enough."""
