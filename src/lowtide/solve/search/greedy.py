@@ -96,7 +96,7 @@ class Descent:
             if move.score(self.exponent) > best + self.tolerance * abs(best):
                 self.push(value, after, move)
                 continue
-            self.take(move, after)
+            self.commit(move, after)
             if self.tape.mem.max() <= self.budget:
                 return
 
@@ -113,7 +113,7 @@ class Descent:
         ]
         return after + slots
 
-    def take(self, move: Move, after: int) -> None:
+    def commit(self, move: Move, after: int) -> None:
         """Apply a move for good, and put the gaps it made on the heap."""
         tape, facts = self.tape, self.facts
         self.moves.apply(move.runs, move.later, after)
