@@ -76,14 +76,14 @@ class _Scheduler:
                     self.offer(index)
             for index in phase:
                 if not self.done[index] and not (self.put_off and self.can_wait(index)):
-                    self.take(index)
+                    self.schedule(index)
             for index in phase:
                 if not self.done[index]:
-                    self.take(index)
+                    self.schedule(index)
         names = [self.ops[index].name for index in self.order]
         return names[: self.split], names[self.split :]
 
-    def take(self, index: int) -> None:
+    def schedule(self, index: int) -> None:
         """Run what this one needs and then itself, and with it all that is ready and frees memory."""
         stack = [index]
         while stack:
