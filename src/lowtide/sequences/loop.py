@@ -103,7 +103,7 @@ class Loop:
     def run_all(self) -> None:
         """Take the actions before the first backward."""
         while not isinstance(self.ahead.following, Backward | None):
-            self.take(next(self.ahead))
+            self.perform(next(self.ahead))
 
     def look_ahead(self, actions: Iterable[Action]) -> None:
         """Take these actions from now on."""
@@ -122,7 +122,7 @@ class Loop:
         ]
         with self.surroundings.again(), self.closed.without_hooks():
             for action in self.ahead:
-                self.take(action)
+                self.perform(action)
         self.kept.clear()
         self.note_looked_at()
         sums = [*self.xs_totals, *self.closed_totals]
@@ -134,7 +134,7 @@ class Loop:
         if self.known is not None:
             self.known.looked_at = max(self.known.looked_at, self.reached)
 
-    def take(self, action: Action) -> None:
+    def perform(self, action: Action) -> None:
         match action:
             case Forward(start, stop):
                 keeps = records_last(action, self.ahead.following)

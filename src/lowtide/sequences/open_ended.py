@@ -196,9 +196,9 @@ class _WhileLoop(Loop):
         while state == 0 or self.goes_on(state):  # for the start it was asked before
             choice = online.leave(state)
             if choice.free is not None:
-                self.take(Pop(choice.free))
+                self.perform(Pop(choice.free))
             if choice.keep and state:
-                self.take(Push(state))
+                self.perform(Push(state))
             self.run(state, keep=False)
             state += 1
         self.outputs = self.asked.settled(state)
