@@ -33,7 +33,7 @@ def peak_of(actions: Iterable[Action], sizes: Sizes) -> int:
     action = next(ahead, None)
     while action is not None:
         following = next(ahead, None)
-        ledger.take(action, following)
+        ledger.count(action, following)
         action = following
     return ledger.peak
 
@@ -50,7 +50,7 @@ class _Ledger:
         self.gradient = 0
         self.peak = 0
 
-    def take(self, action: Action, following: Action | None) -> None:
+    def count(self, action: Action, following: Action | None) -> None:
         match action:
             case Forward(start, stop):
                 self.forward(stop - start, record=records_last(action, following))
