@@ -75,7 +75,7 @@ class _Lifting:
             if node.op in ("placeholder", "get_attr"):
                 self.give(node)
             elif node.op == "call_function" and not is_item(node):
-                self.take(node)
+                self.add_node(node)
         graph = Graph(ops=tuple(self.ops), values=tuple(self.values()), device=self.label, prices="none")
         return Lifted(graph, self.node_of, self.root_of, self.value_of)
 
@@ -93,7 +93,7 @@ class _Lifting:
         role = self.trace.roles[self.trace.primals.index(node)]
         return role  # type: ignore[return-value]  # roles are kinds of given values
 
-    def take(self, node: fx.Node) -> None:
+    def add_node(self, node: fx.Node) -> None:
         """A call: an op when it makes a storage or has an effect, a view otherwise."""
         self.refuse_unknown_sizes(node)
         reads = self.reads(node)
