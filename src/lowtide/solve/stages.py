@@ -55,11 +55,11 @@ class Stages:
         first = [name for stage in self.forward for name in stage]
         backward: list[str] = []
         for verb, stage in actions:
-            backward += self.again[stage] if verb == "forward" else self.backward[stage]
+            backward += self.recomputable[stage] if verb == "forward" else self.backward[stage]
         return without_waste(self.graph, first, backward)
 
     @cached_property
-    def again(self) -> tuple[tuple[str, ...], ...]:
+    def recomputable(self) -> tuple[tuple[str, ...], ...]:
         """The forward ops of each stage that may run again."""
         op = self.graph.op
         return tuple(tuple(n for n in stage if op[n].kind != "pinned") for stage in self.forward)
@@ -67,7 +67,7 @@ class Stages:
     @cached_property
     def forward_seconds(self) -> tuple[float, ...]:
         """The seconds of running each stage again."""
-        return tuple(sum(self.graph.op[name].seconds for name in stage) for stage in self.again)
+        return tuple(sum(self.graph.op[name].seconds for name in stage) for stage in self.recomputable)
 
     @cached_property
     def backward_seconds(self) -> tuple[float, ...]:
@@ -83,9 +83,9 @@ class Stages:
         )
 
     @cached_property
-    def forward_room(self) -> tuple[int, ...]:
+    def forward_work(self) -> tuple[int, ...]:
         """The bytes that running each stage takes at most beside what crosses into it."""
-        return tuple(self._room(stage, self._leaving(stage)) for stage in self.forward)
+        return tuple(self._work(stage, self._leaving(stage)) for stage in self.forward)
 
     def _bytes(self, names: Iterable[str]) -> int:
         values = (self.graph.value[name] for name in names)
@@ -109,7 +109,7 @@ class Stages:
                 readers.setdefault(value, set()).add(op.name)
         return readers
 
-    def _room(self, names: Sequence[str], leaving: set[str]) -> int:
+    def _work(self, names: Sequence[str], leaving: set[str]) -> int:
         """The most bytes written by some ops that are there at once, their workspace included."""
         last = {value: name for name in names for value in self.graph.op[name].reads}
         written: set[str] = set()

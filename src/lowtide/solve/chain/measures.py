@@ -50,7 +50,7 @@ class StageLaw:
 
     @cached_property
     def _forward(self) -> np.ndarray:
-        return np.array(self.stages.forward_room, dtype=np.int64)
+        return np.array(self.stages.forward_work, dtype=np.int64)
 
     @cached_property
     def _waiting(self) -> np.ndarray:
