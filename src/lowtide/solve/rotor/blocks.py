@@ -70,15 +70,15 @@ class Blocks:
         """The order of runs of a plan: what comes before its first backward is the forward itself."""
         forward = [name for stage in self.stages.forward for name in stage]
         backward: list[str] = []
-        turned = False
+        in_backward = False
         for verb, stage, option in actions:
-            turned = turned or verb == "backward"
+            in_backward = in_backward or verb == "backward"
             way, block = self.ways[stage][option]
             if verb == "forward":
                 again: Iterable[str] = self.plain[stage]
             else:
                 again = [block.ops[i] for i in (way.backward if verb == "backward" else way.forward)]
-            backward += again if turned else []
+            backward += again if in_backward else []
         return without_waste(self.graph, forward, backward)
 
     def shared(self) -> list[list[int]]:
@@ -107,7 +107,7 @@ class Blocks:
         )
 
     def _gradients(self) -> list[int]:
-        """The bytes that the backward hands from the stages behind each stage to it and to those before."""
+        """The bytes that the backward hands from the stages after each stage to it and to those before."""
         count, places = len(self.stages), self.places
         origin = {value.name: count for value in self.graph.values if value.kind == "tangent"}
         for index, names in enumerate(self.stages.backward):

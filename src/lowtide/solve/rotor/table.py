@@ -13,7 +13,7 @@ option saves until its backward, or the stages from s to k-1 run and keep nothin
     C(s, t, m) = min( min over options o of s:  forward_o + C(s + 1, t, m - saved_o) + backward_o,
                       min over s < k <= t:  forwards of s..k-1 + C(k, t, m - output of k-1) + C(s, k - 1, m) )
 
-each only where m has room for its own runs: d(t+1) and what the stages write, with their temporaries, on
+each only where m is enough for its own runs: d(t+1) and what the stages write, with their temporaries, on
 the way forward; d(s+1), what is saved and the backward's temporaries on the way back. Three extensions leave
 the recurrence as it is: an option may span several stages and treat them as one; bytes that a(i) and a(j)
 have in common (a skip across stages) count once; a backward may leave bytes behind for good (gradients of
@@ -142,14 +142,14 @@ class ChainTable:
         self.forward = [s.options[0].forward if s.forward is None else s.forward for s in stages]
         gradient = [s.output if s.gradient is None else s.gradient for s in stages]
         later: list[int] = np.cumsum([0, *(s.leaves for s in reversed(stages))])[::-1].tolist()
-        self.behind = [later[i + 1] + gradient[i] for i in range(count)]
+        self.after = [later[i + 1] + gradient[i] for i in range(count)]
         output = [0, *(s.output for s in stages)]
         self.fresh = [
             [output[j] - (shared[i][j] if shared is not None and j > i else 0) for j in range(count + 1)]
             for i in range(count)
         ]
         temps = [s.options[0].forward_temp if s.temp is None else s.temp for s in stages]
-        self.room = [self.fresh[i][i + 1] + temps[i] for i in range(count)]
+        self.work = [self.fresh[i][i + 1] + temps[i] for i in range(count)]
 
     def _fill(self) -> None:
         count = len(self.stages)
@@ -185,8 +185,8 @@ class ChainTable:
 
     def _option_need(self, option: Option, end: int, last: int) -> int:
         """The bytes that the own runs of an option take, forward beside d(last+1) and backward."""
-        forward = self.behind[last] + option.forward_temp
-        return option.saved + max(forward, self.behind[end] + option.backward_temp)
+        forward = self.after[last] + option.forward_temp
+        return option.saved + max(forward, self.after[end] + option.backward_temp)
 
     def _skipped(self, first: int, skips: Floats) -> None:
         """skips[k, t] = seconds of going from the first stage to k, then C(k, t), with a(k) set aside."""
@@ -201,8 +201,8 @@ class ChainTable:
         most, needs = 0, []
         for stage in range(first, last):
             held = self.fresh[first][stage] if stage > first else 0
-            most = max(most, held + self.room[stage])
-            needs.append(self.behind[last] + most)
+            most = max(most, held + self.work[stage])
+            needs.append(self.after[last] + most)
         return needs
 
     def _actions(self, row: int) -> list[Action]:

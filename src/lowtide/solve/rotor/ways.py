@@ -41,9 +41,9 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a run takes: bytes of room, its writes with their bytes, and the droppable values that it uses."""
+    """What a run takes: bytes at work, its writes with their bytes, and the droppable values that it uses."""
 
-    room: int
+    work: int
     writes: tuple[tuple[str, int], ...]
     touches: tuple[str, ...]
 
@@ -95,7 +95,7 @@ class Places:
         last = {value: index for index, run in enumerate(traffic) for value in run.touches}
         now = most = start
         for index, run in enumerate(traffic):
-            most = max(most, now + run.room)
+            most = max(most, now + run.work)
             for value, size in run.writes:
                 if value not in there:
                     now += size
