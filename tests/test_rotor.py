@@ -237,7 +237,7 @@ def test_bad_input_is_refused_by_name():
     assert plan_chain([stage] * 4, caught.value.smallest).seconds > 0
     with pytest.raises(LowtideError, match="stage 1 has no option"):
         plan_chain([stage, Stage(1, ())], 10)
-    with pytest.raises(LowtideError, match="stage 0: every option reaches behind the last stage"):
+    with pytest.raises(LowtideError, match="stage 0: every option reaches past the last stage"):
         plan_chain([Stage(1, (Option(1, stages=2),))], 10)
     with pytest.raises(LowtideError, match="memory -1"):
         plan_chain([stage], -1)
