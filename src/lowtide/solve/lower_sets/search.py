@@ -164,8 +164,8 @@ class _Search:
         self.price = bounds.price
         slack = ceiling + 1e-9 * (float(family.seconds[-1]) + bounds.price * budget)
         self.worst = self.base + bounds.rest - bounds.price * budget - slack
-        self.room = budget - family.span - family.tail
-        self.later_room = np.maximum.accumulate(self.room[::-1])[::-1]
+        self.most_slack = budget - family.span - family.tail
+        self.later_most_slack = np.maximum.accumulate(self.most_slack[::-1])[::-1]
         self.start = np.zeros(len(family.sets) + 1, dtype=np.int64)
         self.value = np.zeros(1024)
         self.cached, self.where, self.parent = (np.zeros(1024, dtype=np.int64) for _ in range(3))
@@ -189,7 +189,7 @@ class _Search:
     def close(self) -> list[Found]:
         """The sequence of the best label joined to V by one last segment, if any fits."""
         labels = self._labels(0, self.count)
-        fits = np.flatnonzero(labels.slack <= self.room[-1])
+        fits = np.flatnonzero(labels.slack <= self.most_slack[-1])
         if not len(fits):
             return []
         value = labels.value[fits] - self.base[self.where[fits]]
@@ -234,7 +234,7 @@ class _Search:
     def _from_far(self, target: int) -> tuple[Seconds, Bytes, Index]:
         """The Pareto labels of all far subsets that a segment up to the target still fits behind."""
         pool = self._pool(self.family.far[target], target)
-        best = staircase(np.where(pool.slack <= self.room[target], pool.cached, NEVER))
+        best = staircase(np.where(pool.slack <= self.most_slack[target], pool.cached, NEVER))
         value = pool.value[best] + self.sign * self.family.edge_seconds[target]
         return value, pool.cached[best] + self.family.edge_bytes[target], pool.number[best]
 
@@ -245,7 +245,7 @@ class _Search:
         gain = self.sign * near.seconds
         some = np.flatnonzero(end > first)
         lowest = self.cached[end[some] - 1]
-        use = lowest - self.family.span[near.sources[some]] <= self.room[target]
+        use = lowest - self.family.span[near.sources[some]] <= self.most_slack[target]
         use &= lowest + near.bytes[some] <= self.most[target]
         promise = self.value[first[some]] + gain[some] - self.price * (lowest + near.bytes[some])
         use &= promise >= self.worst[target]
@@ -254,7 +254,7 @@ class _Search:
         pair = np.repeat(some, length)
         number = np.arange(len(pair)) + np.repeat(first[some] - np.cumsum(length) + length, length)
         cached = self.cached[number]
-        fits = np.flatnonzero(cached - self.family.span[self.where[number]] <= self.room[target])
+        fits = np.flatnonzero(cached - self.family.span[self.where[number]] <= self.most_slack[target])
         pair, number = pair[fits], number[fits]
         return self.value[number] + gain[pair], cached[fits] + near.bytes[pair], number
 
@@ -266,7 +266,7 @@ class _Search:
             if len(pool.value) > FEW:
                 pool = pool.pick(unbeaten(*pool[:3]))
             pool = self.pools[self.pooled].with_more(pool)
-            pool = pool.pick(np.flatnonzero(pool.slack <= self.later_room[target]))
+            pool = pool.pick(np.flatnonzero(pool.slack <= self.later_most_slack[target]))
             pool = pool.pick(np.argsort(-pool.value, kind="stable"))
             if len(pool.value) > 2 * self.thinned:
                 pool = pool.pick(unbeaten(*pool[:3]))
