@@ -82,20 +82,20 @@ def while_scan(
     0.3536
     """
     asked = _Asked(cell, init, cond, reduce, max_steps)
-    room = _read_room(budget, slots)
-    keeps_all = room is None or not torch.is_grad_enabled()
-    weighs = isinstance(room, Budget) and not keeps_all
+    byte_limit = _read_limit(budget, slots)
+    keeps_all = byte_limit is None or not torch.is_grad_enabled()
+    weighs = isinstance(byte_limit, Budget) and not keeps_all
     condition = Weighing(torch.device(devices_of(asked.carry)[-1])) if weighs else None
     if not asked.starts(condition):
         return asked.results(asked.carry, None)
-    if room is None or keeps_all:
+    if byte_limit is None or keeps_all:
         return asked.results(*_run_plainly(asked))
     run = run_first(
         asked.sequence, asked.carry, [], owner=cell, parameters=parameters, random=random, weigh=weighs
     )
     if not run.trains:
         return asked.results(*_run_plainly(asked, run.first))
-    loop = _WhileLoop(asked, run, _slots(room, run, condition))
+    loop = _WhileLoop(asked, run, _slots(byte_limit, run, condition))
     del run  # and with it what the first step recorded
     return asked.results(*apply(loop, asked.carry, []))
 
@@ -229,7 +229,7 @@ def _run_plainly(asked: _Asked, first: First | None = None) -> tuple[list[Any], 
     return carry, asked.settled(steps).finish()
 
 
-def _read_room(budget: int | str | Budget | None, slots: int | None) -> Budget | int | None:
+def _read_limit(budget: int | str | Budget | None, slots: int | None) -> Budget | int | None:
     """What was asked for: a budget, a number of slots, or everything."""
     check_one_given(budget, slots)
     if budget is None:
@@ -245,13 +245,13 @@ def _read_room(budget: int | str | Budget | None, slots: int | None) -> Budget |
     return asked
 
 
-def _slots(room: Budget | int, run: FirstRun, condition: Weighing | None) -> int:
-    if isinstance(room, int):
-        return room
+def _slots(byte_limit: Budget | int, run: FirstRun, condition: Weighing | None) -> int:
+    if isinstance(byte_limit, int):
+        return byte_limit
     assert run.sizes is not None
     assert condition is not None
     try:
-        return _fitting(room, run.sizes, condition.tracker.made_peak)
+        return _fitting(byte_limit, run.sizes, condition.tracker.made_peak)
     except BudgetTooSmall:
         run.surroundings.go_on_from(run.start)  # the first step might as well not have run
         raise

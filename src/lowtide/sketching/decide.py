@@ -41,24 +41,24 @@ class Draft(Generic[S]):
 
     step: S
     graph: Graph
-    room: int | None
+    byte_limit: int | None
 
     @cached_property
     def look(self) -> Rung:
         """A plan that was found quickly."""
-        return smallest(self.graph) if self.room is None else quick(self.graph, self.room)
+        return smallest(self.graph) if self.byte_limit is None else quick(self.graph, self.byte_limit)
 
     @property
     def fits(self) -> bool:
         """Whether the quick plan keeps to the budget."""
-        return self.room is None or self.look.peak <= self.room
+        return self.byte_limit is None or self.look.peak <= self.byte_limit
 
     def cost(self, exact: Draft[S]) -> float:
         """What is to be small: the seconds, or the peak where the smallest is asked for.
 
         Where sketches make products shorter than those of the exact step, that does not count.
         """
-        if self.room is None:
+        if self.byte_limit is None:
             return self.look.peak
         again = self.look.seconds - self.graph.seconds
         return again + max(self.graph.seconds, exact.graph.seconds)
@@ -70,7 +70,7 @@ def decide(able: Sequence[C], draft: Callable[[Sequence[C]], Draft[S]]) -> list[
     Those come first that are worth least.
     """
     exact = draft(())
-    free = exact.room is not None and exact.fits and exact.cost(exact) <= (1 + MARGIN) * exact.graph.seconds
+    free = exact.byte_limit is not None and exact.fits and exact.cost(exact) <= (1 + MARGIN) * exact.graph.seconds
     if not able or free:
         return [exact]
     every = draft(able)
