@@ -83,13 +83,13 @@ def walk(sizes: Sequence[int], least: Sequence[int], budget: int, fits: Law | No
     Under a monotone law some later output leaves a way too, and the nearer one needs no more than that.
     """
     kept = [0]
-    room = budget - sizes[0]
+    left = budget - sizes[0]
     while kept[-1] < len(sizes) - 1:
         i = kept[-1]
         row = fits.row(i) if fits else None
         later = range(i + 1, len(sizes))
-        kept.append(next(j for j in later if least[j] <= room and (row is None or row[j - i - 1] <= room)))
-        room -= sizes[kept[-1]]
+        kept.append(next(j for j in later if least[j] <= left and (row is None or row[j - i - 1] <= left)))
+        left -= sizes[kept[-1]]
     return tuple(kept)
 
 
