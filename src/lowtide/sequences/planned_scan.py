@@ -180,22 +180,22 @@ def _by_slots(units: int, slots: int, strategy: Strategy, sizes: Sizes | None) -
 
 
 def _by_bytes(units: int, size: int, strategy: Strategy, sizes: Sizes, asked: Budget) -> Any:
-    room = size - sizes.work
+    for_states = size - sizes.work
     if strategy == "hidden":
-        slots = (room // sizes.state if sizes.state else units) if room >= 0 else 0
-        if slots >= 1 or (units == 1 and room >= 0):
+        slots = (for_states // sizes.state if sizes.state else units) if for_states >= 0 else 0
+        if slots >= 1 or (units == 1 and for_states >= 0):
             return read_problem(units, max(slots, 1))
     elif strategy == "internal":
-        slots = 1 + (room - sizes.state) // max(sizes.state + sizes.record, 1)
-        if room >= sizes.state or (units == 1 and room >= 0):
+        slots = 1 + (for_states - sizes.state) // max(sizes.state + sizes.record, 1)
+        if for_states >= sizes.state or (units == 1 and for_states >= 0):
             return read_problem(units, max(slots, 1), keep="internal")
     elif size >= _least(units, sizes):
-        return _tapered(units, room, sizes)
+        return _tapered(units, for_states, sizes)
     raise _too_small(asked, size, units, sizes)
 
 
-def _tapered(units: int, room: int, sizes: Sizes) -> Tapered:
-    return Tapered(units, leaf_sizes(units, room=room, state=sizes.state, record=sizes.record))
+def _tapered(units: int, for_states: int, sizes: Sizes) -> Tapered:
+    return Tapered(units, leaf_sizes(units, room=for_states, state=sizes.state, record=sizes.record))
 
 
 def _least(units: int, sizes: Sizes) -> int:
