@@ -97,12 +97,12 @@ def make_trace(
     weights: frozenset[int] = frozenset(),
     backward_autocast: State = (),
     compiled: bool = False,
-    turned: bool = False,
+    channels_last: bool = False,
     look: Look | None = None,
 ) -> Trace:
     """The trace of AOTAutograd's joint graph, rewritten in place.
 
-    A step that is going to be compiled keeps its ops as the compiler's decompositions left them. `turned`: it
+    A step that is going to be compiled keeps its ops as the compiler's decompositions left them. `channels_last`: it
     will hold images with their channels last.
 
     `leaves` are the indices of primals whose gradient autograd keeps in `.grad`, `accumulating` those of them
@@ -144,7 +144,7 @@ def make_trace(
     unexpected = [node for node in tangents if node not in expected]
     prune_tangents(joint.graph, unexpected, tangents)
     remove_dead(joint.graph, compiled=compiled)
-    if turned:
+    if channels_last:
         copy_channels_last_once(joint.graph, primals)
     if look is not None:
         settle(joint.graph, look)

@@ -208,7 +208,7 @@ class Piece:
     def take(self, joint: fx.GraphModule, forward_outputs: int) -> None:
         """Trace a joint graph, lift it and price it."""
         target = find_device(self.target) if self.target else None
-        turned = self.compiled and prefers_channels_last(joint, target)
+        channels_last = self.compiled and prefers_channels_last(joint, target)
         here = not self.compiled and target is None  # another device, and a compiler, have other kernels
         kernels = KnownKernels(device_of(joint.graph), measured=self.measured) if here else None
         self.trace = make_trace(
@@ -221,7 +221,7 @@ class Piece:
             weights=self.given.cast_once,
             backward_autocast=self.autocast,
             compiled=self.compiled,
-            turned=turned,
+            channels_last=channels_last,
             look=kernels,
         )
         if kernels is not None:
@@ -231,7 +231,7 @@ class Piece:
         names = [str(node.target) for node in joint.graph.find_nodes(op="get_attr")]
         self.constants = {name: getattr(joint, name) for name in names}
         self.misfits.tracker.device = self.trace.device
-        self.channels_last = turned and self.trace.device.type == "cuda"
+        self.channels_last = channels_last and self.trace.device.type == "cuda"
         self.expected = tuple(node in self.trace.expected for node in self.trace.tangents)
         self.tangents = [node.meta["val"] for node in self.trace.tangents]
         lifted = lift(self.trace, target)
