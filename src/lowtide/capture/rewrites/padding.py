@@ -20,7 +20,7 @@ __all__ = ["pad_once"]
 
 aten = torch.ops.aten
 
-_TURNS = ((aten.t.default, ()), (aten.permute.default, ([1, 0],)))
+_TRANSPOSES = ((aten.t.default, ()), (aten.permute.default, ([1, 0],)))
 
 
 def pad_once(graph: fx.Graph) -> None:
@@ -33,8 +33,8 @@ def pad_once(graph: fx.Graph) -> None:
             part = call_after(padded, aten.slice.Tensor, padded, 1, 0, source.meta["val"].shape[1])
             for user in others:
                 user.replace_input_with(source, part)
-            for turned in [user for user in others if (user.target, user.args[1:]) in _TURNS]:
-                _multiply_padded(turned, padded)
+            for transposed in [user for user in others if (user.target, user.args[1:]) in _TRANSPOSES]:
+                _multiply_padded(transposed, padded)
 
 
 def _pads_rows(padded: fx.Node) -> bool:
@@ -50,11 +50,11 @@ def _is_loop(node: fx.Node) -> bool:
     return node.op == "call_function" and fusing(node) == "loop"
 
 
-def _multiply_padded(turned: fx.Node, padded: fx.Node) -> None:
-    """Form products of the turned matrix with its padding: they get a few rows that nothing reads."""
-    products = [user for user in turned.users if user.target is aten.mm.default]
-    products = [product for product in products if product.args[0] is turned is not product.args[1]]
-    whole = call_after(turned, turned.target, padded, *turned.args[1:])
+def _multiply_padded(transposed: fx.Node, padded: fx.Node) -> None:
+    """Form products of the transposed matrix with its padding: they get a few rows that nothing reads."""
+    products = [user for user in transposed.users if user.target is aten.mm.default]
+    products = [product for product in products if product.args[0] is transposed is not product.args[1]]
+    whole = call_after(transposed, transposed.target, padded, *transposed.args[1:])
     for product in products:
         longer = call_after(product, aten.mm.default, whole, product.args[1])
         part = call_after(longer, aten.slice.Tensor, longer, 0, 0, product.meta["val"].shape[0])
