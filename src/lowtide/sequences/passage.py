@@ -15,7 +15,7 @@ from ..errors import LowtideError
 from ..units import Budget, parse_budget
 from .batch import Batch
 from .block_plans import chosen_plans, plans_by_slots
-from .blocks import BlockSequence, Layers, turned_rows
+from .blocks import BlockSequence, Layers, reversed_rows
 from .chunk import Chunk
 from .first import run_first
 from .function import apply
@@ -206,15 +206,15 @@ class Passage:
         self, way: Way, plan: ScanPlan, data: torch.Tensor, outputs: list[torch.Tensor]
     ) -> list[torch.Tensor]:
         """The last carry of a scan, whose output joins those of its layer."""
-        sizes, turn = self.batch.sizes, None
+        sizes, reversal = self.batch.sizes, None
         if way.reverse and sizes is not None:
-            turn = turned_rows(sizes).to(data.device)
-            data = data.index_select(0, turn)
+            reversal = reversed_rows(sizes).to(data.device)
+            data = data.index_select(0, reversal)
         reverse = way.reverse and sizes is None
         sequence = BlockSequence(self.layers[way], self.batch.steps, plan.chunk, reverse, sizes)
         carry = self.carry(way)
         carry, (output,) = apply(self.begun(sequence, plan, carry, data, way), carry, [data])
-        outputs.append(output if turn is None else output.index_select(0, turn))
+        outputs.append(output if reversal is None else output.index_select(0, reversal))
         return carry
 
     def begun(
