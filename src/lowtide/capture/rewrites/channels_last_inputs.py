@@ -34,7 +34,7 @@ def copy_channels_last_once(graph: fx.Graph, primals: Iterable[fx.Node]) -> None
     for primal in primals:
         returned = any(user.op == "output" for user in primal.users)
         if primal in before and primal not in written and not returned and _has_channels_first(primal):
-            _turn(primal)
+            _read_copy(primal)
 
 
 def is_channels_last_copy(node: fx.Node) -> bool:
@@ -50,8 +50,8 @@ def _has_channels_first(node: fx.Node) -> bool:
     return value.is_contiguous() and not value.is_contiguous(memory_format=torch.channels_last)
 
 
-def _turn(given: fx.Node) -> None:
-    users = list(given.users)
-    turned = call_before(min(users), image_in_memory(), given)
+def _read_copy(primal: fx.Node) -> None:
+    users = list(primal.users)
+    copy = call_before(min(users), image_in_memory(), primal)
     for user in users:
-        user.replace_input_with(given, turned)
+        user.replace_input_with(primal, copy)
