@@ -63,8 +63,8 @@ class CompiledBackward:
         self.tangents = [(t.shape, t.stride(), t.dtype, t.device) for t in tangents]
         self.hollow = {index: self.made_hollow(index) for index, wanted in enumerate(expected) if not wanted}
 
-    def boxed(self, *, behind: Callable[[], None]) -> Callable[[list[Any]], Any]:
-        """The function of the backward; `behind` is called when it has run."""
+    def boxed(self, *, after: Callable[[], None]) -> Callable[[list[Any]], Any]:
+        """The function of the backward; `after` is called when it has run."""
 
         def backward(args: list[Any]) -> Any:
             refuse_second_backward()
@@ -75,7 +75,7 @@ class CompiledBackward:
                 args[first + index] = nothing
             with private("without_autocast")():  # the trace has its casts
                 results = self.run(args)
-            behind()
+            after()
             return results
 
         return boxed(backward)

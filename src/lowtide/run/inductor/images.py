@@ -1,7 +1,7 @@
 """Images that a compiled forward hands to its backward: channels last, as its convolutions hold them.
 
 Where Inductor turns the layouts of convolutions, it turns what stands before the last of them. What stands
-behind (the last normalisation, an activation) it hands over with the channels first, unless the graph says
+after (the last normalisation, an activation) it hands over with the channels first, unless the graph says
 otherwise; the backward would begin with a transposed gradient, which the first convolution copies.
 """
 
@@ -36,13 +36,13 @@ def hand_over_channels_last(forward: fx.GraphModule, outputs: int) -> None:
     if not prefers_channels_last(forward):
         return
     (output,) = forward.graph.find_nodes(op="output")
-    images = _behind_convolutions(forward.graph)
+    images = _after_convolutions(forward.graph)
     for node in output.args[0][outputs:]:  # type: ignore[index]
         if node in images and node.target is in_memory():
             node.target = image_in_memory()
 
 
-def _behind_convolutions(graph: fx.Graph) -> set[fx.Node]:
+def _after_convolutions(graph: fx.Graph) -> set[fx.Node]:
     """Convolutions, and what loops compute of them that is an image still."""
     found: set[fx.Node] = set()
     for node in graph.nodes:

@@ -53,11 +53,11 @@ def step_peak(
     given = [*_saved(first, outputs), *(tangent.freed for tangent in coming)]
     second = footprint(backward, inputs=given, rounded=booked, device=kind)
     workspace = _Workspace(lifted, device)
-    behind = start + first.left + sum(tangent.bytes for tangent in coming)
+    after = start + first.left + sum(tangent.bytes for tangent in coming)
     return max(
         start + _peak(first, workspace),
-        behind + graph.boundary,
-        behind + _peak(second, workspace),
+        after + graph.boundary,
+        after + _peak(second, workspace),
     )
 
 
