@@ -208,7 +208,7 @@ class _Attempt:
         if not backward:
             return compiled
         whole = CompiledBackward(compiled, self.piece.expected, self.piece.tangents)
-        return whole.boxed(behind=self.step.look_at_first_step)
+        return whole.boxed(after=self.step.look_at_first_step)
 
     def stop_if_over(self) -> None:
         self.result = self.plan()
