@@ -1,6 +1,6 @@
 """The peak of a compiled step, from what the texts of its two graphs hold in memory.
 
-The forward starts beside what is given: parameters, inputs, whatever else is on the device. The backward
+The forward starts beside what is there: parameters, inputs, whatever else is on the device. The backward
 starts beside what the forward left and the tangents, and frees what was saved as it goes. What a library
 function takes for itself while it runs is not in the text: it is known from the prices of the ops.
 """
@@ -43,15 +43,15 @@ def step_peak(
     """
     graph = lifted.graph
 
-    def booked(size: int) -> int:
+    def as_allocated(size: int) -> int:
         return rounded(size, device)
 
     kind = device.type
     start = graph.fixed_bytes + graph.given_bytes
-    first = footprint(forward, rounded=booked, device=kind)
-    coming = [_Tangent.of(node, lifted, booked) if node in expected else _Tangent(0, 0) for node in tangents]
-    given = [*_saved(first, outputs), *(tangent.freed for tangent in coming)]
-    second = footprint(backward, inputs=given, rounded=booked, device=kind)
+    first = footprint(forward, rounded=as_allocated, device=kind)
+    coming = [_Tangent.of(node, lifted, as_allocated) if node in expected else _Tangent(0, 0) for node in tangents]
+    inputs = [*_saved(first, outputs), *(tangent.freed for tangent in coming)]
+    second = footprint(backward, inputs=inputs, rounded=as_allocated, device=kind)
     workspace = _Workspace(lifted, device)
     after = start + first.left + sum(tangent.bytes for tangent in coming)
     return max(
@@ -68,9 +68,9 @@ class _Tangent(NamedTuple):
     freed: int
 
     @classmethod
-    def of(cls, node: fx.Node, lifted: Lifted, booked: Callable[[int], int]) -> _Tangent:
+    def of(cls, node: fx.Node, lifted: Lifted, as_allocated: Callable[[int], int]) -> _Tangent:
         tensor = node.meta["val"]
-        size = booked(tensor.numel() * tensor.element_size())
+        size = as_allocated(tensor.numel() * tensor.element_size())
         return cls(size, size if lifted.graph.value[lifted.value_of[node]].droppable else 0)
 
 
