@@ -269,8 +269,8 @@ def _time_on_cuda(call: Callable[[], Any], device: torch.device, reads: list[tor
     outputs = outputs_of(made, reads, device)
     workspace = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     del made
-    booked = _new_bytes(outputs, device)
-    workspace = min(workspace, max(torch.cuda.max_memory_allocated(device) - before - booked, 0))
+    output_bytes = _new_bytes(outputs, device)
+    workspace = min(workspace, max(torch.cuda.max_memory_allocated(device) - before - output_bytes, 0))
     times = []
     for _ in range(_REPEATS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
