@@ -234,7 +234,7 @@ class _Fusing:
 
     def early(self, ops: list[Op]) -> list[Op]:
         """The ops with each loop that writes little moved up, behind what it reads: there it fuses."""
-        behind: dict[str, list[Op]] = {}
+        followers: dict[str, list[Op]] = {}
         writer: dict[str, str] = {}
         place: dict[str, int] = {}
         for index, op in enumerate(ops):
@@ -244,10 +244,10 @@ class _Fusing:
             last = max(writers, key=place.__getitem__, default="")
             if last and self.writes_little(op) and self.graph.op[last].phase == op.phase:
                 place[op.name] = place[last]
-                behind.setdefault(last, []).append(op)
+                followers.setdefault(last, []).append(op)
             else:
-                behind.setdefault("", []).append(op)
-        return [later for op in behind.get("", []) for later in _with_followers(op, behind)]
+                followers.setdefault("", []).append(op)
+        return [later for op in followers.get("", []) for later in _with_followers(op, followers)]
 
     def writes_little(self, op: Op) -> bool:
         read = max((self.size[name] for name in op.reads), default=0)
@@ -304,8 +304,8 @@ class _Fusing:
         return tuple(self.lifted.node_of[name] for name in sorted(inside, key=self.place.__getitem__))
 
 
-def _with_followers(op: Op, behind: dict[str, list[Op]]) -> list[Op]:
-    return [op, *(later for other in behind.get(op.name, ()) for later in _with_followers(other, behind))]
+def _with_followers(op: Op, followers: dict[str, list[Op]]) -> list[Op]:
+    return [op, *(later for other in followers.get(op.name, ()) for later in _with_followers(other, followers))]
 
 
 def _readers(graph: Graph) -> dict[str, list[Op]]:

@@ -23,7 +23,7 @@ def moved_together(lifted: Lifted, fused: Lifted) -> Lifted:
     neighbours = _Neighbours(lifted, fused)
     for op in fused.graph.ops:
         neighbours.look_at(op)
-    if not neighbours.behind:
+    if not neighbours.followers:
         return lifted
     return replace(lifted, graph=lifted.graph.replace(ops=tuple(neighbours.ops())))
 
@@ -39,12 +39,12 @@ class _Neighbours:
         for op in fused.graph.ops:
             for name in op.reads:
                 self.readers.setdefault(name, []).append(op)
-        self.behind: dict[str, list[str]] = {}
+        self.followers: dict[str, list[str]] = {}
         self.moved: set[str] = set()
 
     def look_at(self, op: Op) -> None:
         """Note behind which loop an op runs, with all that is computed inside it."""
-        value = next((name for name in op.takes if self.is_behind(op, name)), None)
+        value = next((name for name in op.takes if self.may_follow(op, name)), None)
         if value is None:
             return
         writer = self.fused.graph.writer[value].name
@@ -52,11 +52,11 @@ class _Neighbours:
         late = [name for name in inside if self.place[name] > self.place[writer]]
         if self.moved.isdisjoint(late) and not any(name in self.fused.graph.op for name in late):
             late.append(op.name)
-            self.behind[writer] = late
+            self.followers[writer] = late
             self.moved.update(late)
             self.place.update((name, self.place[writer]) for name in late)
 
-    def is_behind(self, op: Op, value: str) -> bool:
+    def may_follow(self, op: Op, value: str) -> bool:
         """Whether an op could run right behind the loop that makes a value, and is not needed where it is."""
         writer = self.fused.graph.writer.get(value)
         if writer is None or self.how[writer.name] != "loop" or writer.phase != op.phase:
@@ -87,5 +87,5 @@ class _Neighbours:
 
     def put(self, name: str, order: list[Op]) -> None:
         order.append(self.lifted.graph.op[name])
-        for later in self.behind.get(name, ()):
+        for later in self.followers.get(name, ()):
             self.put(later, order)
