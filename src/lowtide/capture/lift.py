@@ -66,9 +66,9 @@ class _Lifting:
         self.root_of: dict[str, fx.Node] = {}
         self.bytes_of: dict[str, int] = {}
         self.node_of: dict[str, fx.Node] = {}
-        self.behind: dict[fx.Node, list[str]] = {}
+        self.viewed: dict[fx.Node, list[str]] = {}
         self.ops: list[Op] = []
-        self.given: dict[str, ValueKind] = {}
+        self.inputs: dict[str, ValueKind] = {}
 
     def lifted(self) -> Lifted:
         for node in self.trace.graph.nodes:
@@ -83,9 +83,9 @@ class _Lifting:
         """A placeholder or constant: a value that is there before it is read."""
         for tensor in tensors_of(node):
             name = self.new_value(node, tensor)
-            self.given.setdefault(name, self.given_kind(node))
+            self.inputs.setdefault(name, self.input_kind(node))
 
-    def given_kind(self, node: fx.Node) -> ValueKind:
+    def input_kind(self, node: fx.Node) -> ValueKind:
         if node in self.trace.tangents:
             return "tangent"
         if node.op == "get_attr":
@@ -119,7 +119,7 @@ class _Lifting:
             self.value_of[node] = reads[0]
         elif reads and not tensors_of(node):  # a number, as `.item()` gives: taken like a view
             self.value_of[node] = reads[0]
-            self.behind[node] = reads
+            self.viewed[node] = reads
 
     def refuse_unknown_sizes(self, node: fx.Node) -> None:
         if any(isinstance(size, torch.SymInt) for tensor in tensors_of(node) for size in tensor.shape):
@@ -155,15 +155,15 @@ class _Lifting:
         name = f"{parameter.name}.grad"
         tensor = parameter.meta["val"]
         self.bytes_of[name] = rounded(tensor.numel() * tensor.element_size(), self.allocator)
-        self.given[name] = "accumulated"
+        self.inputs[name] = "accumulated"
         return name
 
     def reads(self, node: fx.Node) -> list[str]:
-        return [name for parent in node.all_input_nodes for name in self.values_behind(parent)]
+        return [name for parent in node.all_input_nodes for name in self.values_read_through(parent)]
 
-    def values_behind(self, node: fx.Node) -> list[str]:
+    def values_read_through(self, node: fx.Node) -> list[str]:
         """The values that a node stands for, or is computed from where it is a number."""
-        return self.behind.get(node) or ([self.value_of[node]] if node in self.value_of else [])
+        return self.viewed.get(node) or ([self.value_of[node]] if node in self.value_of else [])
 
     def kind(self, node: fx.Node) -> OpKind:
         """Collectives, writes into inputs and readers of an input that is overwritten run once."""
@@ -196,14 +196,14 @@ class _Lifting:
         gradients = self.names(self.trace.gradients)
 
         def kind(name: str) -> ValueKind:
-            if name in self.given:
-                return self.given[name]
+            if name in self.inputs:
+                return self.inputs[name]
             return "output" if name in outputs else "gradient" if name in gradients else "activation"
 
         return [Value(name, size, kind(name)) for name, size in self.bytes_of.items()]
 
     def names(self, nodes: list[Any]) -> set[str]:
-        return {name for node in nodes if isinstance(node, fx.Node) for name in self.values_behind(node)}
+        return {name for node in nodes if isinstance(node, fx.Node) for name in self.values_read_through(node)}
 
     def size(self, tensor: torch.Tensor) -> int:
         """Bytes on the planned device: what lies elsewhere costs nothing there."""
