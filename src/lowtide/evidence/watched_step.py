@@ -83,7 +83,7 @@ def _on_cpu(step: Callable[[], Any], plan: Plan, resident: Iterable[torch.Tensor
     with tracker.mode:
         step()
     seconds = time.perf_counter() - start
-    points = {index: tracker.given + made for index, made in tracker.matcher.points.items()}
+    points = {index: tracker.input_bytes + made for index, made in tracker.matcher.points.items()}
     return Watched(tracker.peak, seconds, points)
 
 

@@ -31,20 +31,20 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
         self.device = torch.device(device)
         self.mode = in_place_of_operators(self.call)
         self.known: dict[int, int] = {}
-        self.given = 0
+        self.input_bytes = 0
         self.made = 0
         self.made_peak = 0
 
     @property
     def peak(self) -> int:
         """The largest number of bytes alive at once: what was there before plus the most that was made."""
-        return self.given + self.made_peak
+        return self.input_bytes + self.made_peak
 
     def give(self, tensor: torch.Tensor) -> None:
         """Count a storage that is there from the start."""
         storage = self.storage(tensor)
         if storage is not None and storage_key(tensor) not in self.known:
-            self.given += self.size(tensor)
+            self.input_bytes += self.size(tensor)
             self.remember(tensor, storage)
 
     def make(self, tensor: torch.Tensor) -> None:
