@@ -32,7 +32,7 @@ from .fold import folded
 from .function import apply
 from .loop import First, Loop
 from .outputs import Outputs, Stacked, check_alike, make_outputs
-from .planned_scan import check_one_given
+from .planned_scan import check_not_both
 from .record import is_whole, versions
 from .scanning import Reduce
 from .sequence import CellSequence, Place, detached, flat, say_leaf
@@ -231,7 +231,7 @@ def _run_plainly(asked: _Asked, first: First | None = None) -> tuple[list[Any], 
 
 def _read_limit(budget: int | str | Budget | None, slots: int | None) -> Budget | int | None:
     """What was asked for: a budget, a number of slots, or everything."""
-    check_one_given(budget, slots)
+    check_not_both(budget, slots)
     if budget is None:
         return None if slots is None else Online(slots).slots
     asked = parse_budget(budget)

@@ -25,7 +25,7 @@ __all__ = [
     "Strategy",
     "check_chunk",
     "check_graphs",
-    "check_one_given",
+    "check_not_both",
     "graph_runs",
     "make_graph_plan",
     "make_scan_plan",
@@ -108,7 +108,7 @@ def make_scan_plan(
         raise LowtideError(
             f"strategy={strategy!r} is not known; choose one of {', '.join(get_args(Strategy))}"
         )
-    check_one_given(budget, slots)
+    check_not_both(budget, slots)
     units = -(-steps // chunk)
     if slots is not None:
         return _finished(_by_slots(units, slots, strategy, sizes), steps, chunk, strategy, sizes, None)
@@ -149,7 +149,7 @@ def _graph_slots(sizes: Sizes, budget: int) -> int:
     return (budget - sizes.work) // max(sizes.state, 1)
 
 
-def check_one_given(budget: object, slots: object) -> None:
+def check_not_both(budget: object, slots: object) -> None:
     """Refuse a budget together with a number of slots."""
     if budget is not None and slots is not None:
         raise LowtideError(f"budget={budget!r} and slots={slots!r} were both given; give one of them")

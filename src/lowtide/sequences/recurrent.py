@@ -21,7 +21,7 @@ from ..errors import LowtideError
 from ..units import Budget, parse_budget
 from .batch import Batch, is_sound, packed
 from .passage import Passage
-from .planned_scan import ScanPlan, check_chunk, check_graphs, check_one_given
+from .planned_scan import ScanPlan, check_chunk, check_graphs, check_not_both
 
 __all__ = ["Recurrent"]
 
@@ -162,7 +162,7 @@ def _check(module: Any, budget: Any, slots: Any, chunk: Any) -> None:
             f"Recurrent wraps nn.LSTM, nn.GRU and nn.RNN with their own forward, not a "
             f"{type(module).__name__}; for a loop of your own there is lowtide.scan"
         )
-    check_one_given(budget, slots)
+    check_not_both(budget, slots)
     if budget is not None:
         parse_budget(budget)
     if slots is not None and (isinstance(slots, bool) or not isinstance(slots, int) or slots < 1):
