@@ -29,7 +29,7 @@ __all__ = ["measure_link", "run_layers", "storage_bytes"]
 def measure_link(
     link: Link,
     layers: Sequence[nn.Module],
-    given: torch.Tensor,
+    sample: torch.Tensor,
     *,
     leaf: bool,
     last: bool,
@@ -38,13 +38,13 @@ def measure_link(
 ) -> tuple[Link, torch.Tensor]:
     """The link with its bytes filled in, and its output.
 
-    `given` is the input; `leaf` says that its gradient stays, as that of a batch does, and `last` that the
+    `sample` is the input; `leaf` says that its gradient stays, as that of a batch does, and `last` that the
     caller holds the output. `held` are the storages of parameters and buffers, which do not count as saved.
     `fresh` sets the gradients of parameters to what they are before the backward of this link.
     """
-    meter = _meter(given.device)
+    meter = _meter(sample.device)
     with meter, torch.autograd.graph.saved_tensors_hooks(lambda _: None, _never):
-        start = _start(given, leaf)
+        start = _start(sample, leaf)
         meter.begin()
         output = run_layers(layers, start)
     measured = {**vars(link), "out": storage_bytes(output), "forward": meter.peak, "again": meter.peak}
@@ -53,7 +53,7 @@ def measure_link(
         for again, free in product((True, False), (True, False)):
             fresh()
             how = _How(again, free, copies=again and link.changes_buffers, hold=last and not again)
-            found[again, free] = _Saving(layers, given, leaf, held, how).found
+            found[again, free] = _Saving(layers, sample, leaf, held, how).found
         measured |= found[True, False]
         measured["backward_free"] = found[True, True]["backward"]
         measured["first_extra"] = found[False, False]["extra"]
@@ -81,9 +81,9 @@ class _Saving:
     """One run of a link that saves, and its backward; `found` are the bytes by the fields of `Link`."""
 
     def __init__(
-        self, layers: Sequence[nn.Module], given: torch.Tensor, leaf: bool, held: set[int], how: _How
+        self, layers: Sequence[nn.Module], sample: torch.Tensor, leaf: bool, held: set[int], how: _How
     ) -> None:
-        self.meter = _meter(given.device)
+        self.meter = _meter(sample.device)
         self.how = how
         self.saved: dict[int, int] = {}
         self.made_again: dict[int, torch.Tensor] = {}
@@ -91,7 +91,7 @@ class _Saving:
         self.waiting = -1
         with self.meter:
             self.meter.begin()
-            ends, forward = self.run(layers, given, leaf)
+            ends, forward = self.run(layers, sample, leaf)
             backward, gradients = self.meter.peak, self.meter.now
         self.found = {
             "again": forward,
@@ -105,10 +105,10 @@ class _Saving:
         }
 
     def run(
-        self, layers: Sequence[nn.Module], given: torch.Tensor, leaf: bool
+        self, layers: Sequence[nn.Module], sample: torch.Tensor, leaf: bool
     ) -> tuple[tuple[int, int], int]:
         """Forward and backward; gives the storages of input and output, and the most of the forward."""
-        start = _start(given, leaf, self.how.free)
+        start = _start(sample, leaf, self.how.free)
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             output = run_layers(layers, start, again=self.how.copies)
         ends = (storage_key(start), storage_key(output))
@@ -169,23 +169,23 @@ def _never(_: Any) -> Any:
     raise AssertionError("a run that saves nothing has no backward")
 
 
-def _start(given: torch.Tensor, leaf: bool, free: bool = False) -> torch.Tensor:
+def _start(sample: torch.Tensor, leaf: bool, free: bool = False) -> torch.Tensor:
     """The input of a link, with a node before it that lets go of its gradient, as the link before would.
 
     With `free` it is a copy that nobody else holds.
     """
-    if leaf or not given.requires_grad:
-        return (given.clone() if free else given).detach().requires_grad_(given.requires_grad)
-    token = given.new_empty(0).requires_grad_()
-    return _Before.apply(token, given.detach(), free)  # type: ignore[no-any-return]
+    if leaf or not sample.requires_grad:
+        return (sample.clone() if free else sample).detach().requires_grad_(sample.requires_grad)
+    token = sample.new_empty(0).requires_grad_()
+    return _Before.apply(token, sample.detach(), free)  # type: ignore[no-any-return]
 
 
 class _Before(torch.autograd.Function):
     """Stands for the links before: hands an input on, takes its gradient and holds no bytes."""
 
     @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, given: torch.Tensor, free: bool) -> torch.Tensor:
-        return given.clone() if free else given.view_as(given)
+    def forward(ctx: Any, token: torch.Tensor, sample: torch.Tensor, free: bool) -> torch.Tensor:
+        return sample.clone() if free else sample.view_as(sample)
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
