@@ -40,7 +40,7 @@ class _Facts(ctypes.Structure):
     _fields_ = (
         ("ops", ctypes.c_int32),
         ("values", ctypes.c_int32),
-        ("given", ctypes.c_int64),
+        ("fixed", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("read_at", "reads", "write_at", "writes", "take_at", "takes")),
         *(
             (name, ctypes.c_void_p)
@@ -125,7 +125,7 @@ class NativeFacts:
             self.arrays[f"{one}_at"] = starts.astype(np.int32)
             self.arrays[f"{one}s"] = np.array([v for values in many for v in values], dtype=np.int32)
         pointers = {name: array.ctypes.data for name, array in self.arrays.items()}
-        self.struct = _Facts(len(facts.own), len(facts.size), facts.given, **pointers)
+        self.struct = _Facts(len(facts.own), len(facts.size), facts.fixed, **pointers)
 
 
 class NativeTape:

@@ -74,7 +74,7 @@ class Facts:
         self.recomputable = [op.kind != "pinned" for op in graph.ops] + [False]
         read = {name for op in graph.ops for name in op.reads if name not in number}
         self.can_wait = [op.kind == "pure" and read.isdisjoint(op.writes) for op in graph.ops] + [False]
-        self.given = graph.fixed_bytes + graph.given_bytes
+        self.fixed = graph.fixed_bytes + graph.given_bytes
         workspace = [op.workspace for op in graph.ops] + [graph.boundary]
         self.own = [
             self.held[op] + bytes_ + sum(self.size[value] for value in self.reads[op] + self.writes[op])
@@ -104,7 +104,7 @@ class Facts:
 
     def floor(self, order: Sequence[int]) -> int:
         """What the largest single run needs with all else dropped: no plan in this order is below it."""
-        held, floor = self.given, 0
+        held, floor = self.fixed, 0
         seen: set[int] = set()
         for op in order:
             floor = max(floor, held + self.own[op] - self.saves[op])
@@ -135,7 +135,7 @@ class Tape:
         self.events: list[list[int]] = [[] for _ in facts.size]
         self.runs: list[list[int]] = [[] for _ in facts.own]
         change = np.zeros(length + 1, dtype=np.int64)
-        self.mem = np.full(length, facts.given - SUNK, dtype=np.int64)
+        self.mem = np.full(length, facts.fixed - SUNK, dtype=np.int64)
         for index, op in enumerate(order):
             slot = SPACING * (index + 1)
             self.at[slot] = op

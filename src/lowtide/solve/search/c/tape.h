@@ -8,7 +8,7 @@
 
 typedef struct { /* a graph by numbers; the arrays belong to the caller. The last op is the boundary. */
     i32 ops, values;
-    i64 given;
+    i64 fixed;
     const i32 *read_at, *reads, *write_at, *writes, *take_at, *takes, *writer;
     const i64 *size, *own, *held, *state, *saves;
     const double *seconds;
@@ -125,7 +125,7 @@ static void tape_lay(Tape *t, const i32 *order, i32 count, i32 wide, i32 slots) 
         change[r->at[r->count - 1] + 1] -= f->state[op];
     }
     t->saved = f->take_at[f->ops] ? calloc((size_t)t->mem.length, sizeof(i64)) : NULL;
-    i64 level = f->given;
+    i64 level = f->fixed;
     for (i32 s = 0; s < t->mem.length; s++) {
         level += change[s];
         if (t->saved) t->saved[s] = tape_saves(t, s);
