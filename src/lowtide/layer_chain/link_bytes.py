@@ -47,13 +47,13 @@ def measure_link(
         start = _start(sample, leaf)
         meter.begin()
         output = run_layers(layers, start)
-    measured = {**vars(link), "out": storage_bytes(output), "forward": meter.peak, "again": meter.peak}
+    measured = {**vars(link), "out": storage_bytes(output), "forward": meter.peak, "saving": meter.peak}
     if output.requires_grad:
         found = {}
-        for again, free in product((True, False), (True, False)):
+        for recomputed, free in product((True, False), (True, False)):
             fresh()
-            how = _How(again, free, copies=again and link.changes_buffers, hold=last and not again)
-            found[again, free] = _Saving(layers, sample, leaf, held, how).found
+            how = _How(recomputed, free, copies=recomputed and link.changes_buffers, hold=last and not recomputed)
+            found[recomputed, free] = _Saving(layers, sample, leaf, held, how).found
         measured |= found[True, False]
         measured["backward_free"] = found[True, True]["backward"]
         measured["first_extra"] = found[False, False]["extra"]
@@ -66,12 +66,12 @@ def measure_link(
 class _How:
     """How a link is run and reversed.
 
-    With `again` saved tensors are let go of when they are asked for, as torch.utils.checkpoint does with
+    With `recomputed` saved tensors are let go of when they are asked for, as torch.utils.checkpoint does with
     what it made again. With `free` the input counts, and nobody but the link holds it. With `copies` buffers
     are left alone, with `hold` the output is held to the end.
     """
 
-    again: bool
+    recomputed: bool
     free: bool
     copies: bool
     hold: bool
@@ -86,7 +86,7 @@ class _Saving:
         self.meter = _meter(sample.device)
         self.how = how
         self.saved: dict[int, int] = {}
-        self.made_again: dict[int, torch.Tensor] = {}
+        self.remade: dict[int, torch.Tensor] = {}
         self.until_saved = self.after = 0
         self.waiting = -1
         with self.meter:
@@ -94,7 +94,7 @@ class _Saving:
             ends, forward = self.run(layers, sample, leaf)
             backward, gradients = self.meter.peak, self.meter.now
         self.found = {
-            "again": forward,
+            "saving": forward,
             "until_saved": self.until_saved,
             "extra": sum(size for key, size in self.saved.items() if key not in held and key not in ends),
             "saves_input": ends[0] in self.saved,
@@ -110,7 +110,7 @@ class _Saving:
         """Forward and backward; gives the storages of input and output, and the most of the forward."""
         start = _start(sample, leaf, self.how.free)
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
-            output = run_layers(layers, start, again=self.how.copies)
+            output = run_layers(layers, start, recomputed=self.how.copies)
         ends = (storage_key(start), storage_key(output))
         del start
         forward = self.meter.peak
@@ -124,21 +124,21 @@ class _Saving:
     def pack(self, tensor: torch.Tensor) -> Any:
         self.saved[storage_key(tensor)] = storage_bytes(tensor)
         self.until_saved = max(self.meter.peak, 1)
-        if not self.how.again:
+        if not self.how.recomputed:
             return tensor.detach()
-        self.made_again[len(self.made_again)] = tensor.detach()
-        return len(self.made_again) - 1
+        self.remade[len(self.remade)] = tensor.detach()
+        return len(self.remade) - 1
 
     def unpack(self, packed: Any) -> torch.Tensor:
         if self.waiting < 0:
             self.waiting = self.meter.now - self.after
-        return self.made_again.pop(packed) if self.how.again else packed  # type: ignore[no-any-return]
+        return self.remade.pop(packed) if self.how.recomputed else packed  # type: ignore[no-any-return]
 
 
-def run_layers(layers: Sequence[nn.Module], value: Any, *, again: bool = False) -> Any:
+def run_layers(layers: Sequence[nn.Module], value: Any, *, recomputed: bool = False) -> Any:
     """The layers one behind the other; nothing between them is held. Run again, they leave buffers alone."""
     for layer in layers:
-        with _copied_buffers(layer) if again else nullcontext():
+        with _copied_buffers(layer) if recomputed else nullcontext():
             value = layer(value)
     return value
 

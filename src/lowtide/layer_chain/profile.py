@@ -34,7 +34,7 @@ class Link:
     """The output."""
     forward: int = 0
     """The most while it runs and saves nothing."""
-    again: int = 0
+    saving: int = 0
     """The most while it runs and saves for its backward."""
     until_saved: int = 0
     """The same, up to the moment when the last tensor is saved; 0 when none is."""
@@ -100,7 +100,7 @@ class ChainLaw:
             if link.until_saved:
                 cut = max(running, before + loose + link.until_saved)
                 cut += link.waiting + self.gradients[index] + self.sizes[-1]
-            running = max(running, before + loose + link.again)
+            running = max(running, before + loose + link.saving)
             frees = index > i and self._frees_input(index)
             work = link.backward_free - self.sizes[index] if frees else link.backward
             back = max(back, before + work + self.gradients[index] + self.sizes[-1])
@@ -120,7 +120,7 @@ class ChainLaw:
             frees = self._frees_input(index) if index > i else not held
             work = link.first_backward_free - self.sizes[index] if frees else link.first_backward
             work += self.gradients[index] + (self.sizes[-1] if index < len(self.links) - 1 else 0)
-            most = max(most, before + loose + link.again, before + work)
+            most = max(most, before + loose + link.saving, before + work)
         return most
 
     def _frees_input(self, index: int) -> bool:
