@@ -231,6 +231,6 @@ def _checkpointed(segment: Segment, layers: Sequence[nn.Module], value: Any) -> 
     def run(value: Any) -> Any:
         nonlocal ran
         again, ran = ran, True
-        return run_layers(layers, value, again=again and segment.changes_buffers)
+        return run_layers(layers, value, recomputed=again and segment.changes_buffers)
 
     return checkpoint(run, value, use_reentrant=False, preserve_rng_state=segment.random)
