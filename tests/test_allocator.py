@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from graphs import chain, random_graph
 from lowtide.devices.allocator import _Pool, _Step, allocator_overhead, rounded
-from lowtide.planner.under_budget import with_allocator_overhead, plan_graph
+from lowtide.planner.under_budget import plan_graph, with_allocator_overhead
 from lowtide.plans.graph import GIVEN_KINDS, Graph, Op, Value
 from lowtide.plans.order import first_order, with_drops
 from lowtide.plans.planned_step import make_plan
@@ -262,4 +262,8 @@ def test_a_plan_for_a_caching_allocator_leaves_a_little_free_where_it_can():
 def test_a_peak_is_booked_from_the_free_blocks_and_from_none():
     graph = Graph(ops=(Op("make", (), ("a",)),), values=(Value("a", 19 * MIB),))
     plan = make_plan(graph, Schedule((Run("make"),), ()), method="keep_all")
-    assert [with_allocator_overhead(plan, free).peak / MIB for free in (None, (), (19 * MIB,))] == [19, 20, 20]
+    assert [with_allocator_overhead(plan, free).peak / MIB for free in (None, (), (19 * MIB,))] == [
+        19,
+        20,
+        20,
+    ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-__all__ = ["call_before", "call_after"]
+__all__ = ["call_after", "call_before"]
 
 
 def call_before(place: fx.Node, target: Any, *args: Any) -> fx.Node:

@@ -203,7 +203,9 @@ class _Lifting:
         return [Value(name, size, kind(name)) for name, size in self.bytes_of.items()]
 
     def names(self, nodes: list[Any]) -> set[str]:
-        return {name for node in nodes if isinstance(node, fx.Node) for name in self.values_read_through(node)}
+        return {
+            name for node in nodes if isinstance(node, fx.Node) for name in self.values_read_through(node)
+        }
 
     def size(self, tensor: torch.Tensor) -> int:
         """Bytes on the planned device: what lies elsewhere costs nothing there."""

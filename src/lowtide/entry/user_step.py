@@ -27,7 +27,15 @@ from ..console.user_frames import own_lines, place, with_lines
 from ..errors import CaptureError, LowtideError
 from ..plans.planned_step import Plan
 
-__all__ = ["UserStep", "capture_step", "found_step", "make_step", "names_a_step", "takes_a_size", "users_code"]
+__all__ = [
+    "UserStep",
+    "capture_step",
+    "found_step",
+    "make_step",
+    "names_a_step",
+    "takes_a_size",
+    "users_code",
+]
 
 NAMES = 8
 """The most functions of the user's own that an error lists."""

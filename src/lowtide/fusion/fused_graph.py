@@ -305,7 +305,10 @@ class _Fusing:
 
 
 def _with_followers(op: Op, followers: dict[str, list[Op]]) -> list[Op]:
-    return [op, *(later for other in followers.get(op.name, ()) for later in _with_followers(other, followers))]
+    return [
+        op,
+        *(later for other in followers.get(op.name, ()) for later in _with_followers(other, followers)),
+    ]
 
 
 def _readers(graph: Graph) -> dict[str, list[Op]]:

@@ -52,7 +52,9 @@ def measure_link(
         found = {}
         for recomputed, free in product((True, False), (True, False)):
             fresh()
-            how = _How(recomputed, free, copies=recomputed and link.changes_buffers, hold=last and not recomputed)
+            how = _How(
+                recomputed, free, copies=recomputed and link.changes_buffers, hold=last and not recomputed
+            )
             found[recomputed, free] = _Saving(layers, sample, leaf, held, how).found
         measured |= found[True, False]
         measured["backward_free"] = found[True, True]["backward"]

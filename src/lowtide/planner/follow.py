@@ -15,7 +15,7 @@ from ..plans.keep_all import keep_all
 from ..plans.planned_step import Plan, make_plan
 from ..units import Budget, format_bytes
 from .too_small import peak_parts
-from .under_budget import with_allocator_overhead, resolve
+from .under_budget import resolve, with_allocator_overhead
 
 __all__ = ["follow", "plan_too_large", "refuse_if_too_large"]
 

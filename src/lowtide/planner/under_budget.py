@@ -24,7 +24,7 @@ from ..solve import find_method
 from ..units import Budget, format_bytes, parse_budget
 from .too_small import too_small
 
-__all__ = ["with_allocator_overhead", "plan_graph", "resolve"]
+__all__ = ["plan_graph", "resolve", "with_allocator_overhead"]
 
 
 def plan_graph(

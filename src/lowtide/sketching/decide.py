@@ -70,7 +70,11 @@ def decide(able: Sequence[C], draft: Callable[[Sequence[C]], Draft[S]]) -> list[
     Those come first that are worth least.
     """
     exact = draft(())
-    free = exact.byte_limit is not None and exact.fits and exact.cost(exact) <= (1 + MARGIN) * exact.graph.seconds
+    free = (
+        exact.byte_limit is not None
+        and exact.fits
+        and exact.cost(exact) <= (1 + MARGIN) * exact.graph.seconds
+    )
     if not able or free:
         return [exact]
     every = draft(able)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["RECOMPUTED_BY", "UPDATES_STATISTICS", "recomputed_args", "fuse"]
+__all__ = ["RECOMPUTED_BY", "UPDATES_STATISTICS", "fuse", "recomputed_args"]
 
 aten = torch.ops.aten
 

@@ -22,7 +22,7 @@ from ..fx_nodes import feeding, mutations
 from ..op_classes import type_of
 from ..realize import image_in_memory
 
-__all__ = ["is_channels_last_copy", "copy_channels_last_once"]
+__all__ = ["copy_channels_last_once", "is_channels_last_copy"]
 
 aten = torch.ops.aten
 

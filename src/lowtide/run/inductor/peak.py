@@ -49,7 +49,9 @@ def step_peak(
     kind = device.type
     start = graph.fixed_bytes + graph.given_bytes
     first = footprint(forward, rounded=as_allocated, device=kind)
-    coming = [_Tangent.of(node, lifted, as_allocated) if node in expected else _Tangent(0, 0) for node in tangents]
+    coming = [
+        _Tangent.of(node, lifted, as_allocated) if node in expected else _Tangent(0, 0) for node in tangents
+    ]
     inputs = [*_saved(first, outputs), *(tangent.freed for tangent in coming)]
     second = footprint(backward, inputs=inputs, rounded=as_allocated, device=kind)
     workspace = _Workspace(lifted, device)

@@ -44,7 +44,17 @@ class _Facts(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("read_at", "reads", "write_at", "writes", "take_at", "takes")),
         *(
             (name, ctypes.c_void_p)
-            for name in ("writer", "size", "own", "held", "state", "saves", "seconds", "recomputable", "can_wait")
+            for name in (
+                "writer",
+                "size",
+                "own",
+                "held",
+                "state",
+                "saves",
+                "seconds",
+                "recomputable",
+                "can_wait",
+            )
         ),
     )
 
