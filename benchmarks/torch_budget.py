@@ -14,7 +14,7 @@ How the comparison is set up:
 
 - The graph is as eager runs it, not decomposed for Inductor: a LayerNorm is one op, and an op that runs again
   has its full price, where Inductor may fuse it away.
-- Values are dropped behind their last use, also where torch would hold a saved output of an op that it runs
+- Values are dropped after their last use, also where torch would hold a saved output of an op that it runs
   again for another of its outputs.
 - Equal ops are not merged (`cse=False`), since each has its place in the graph; `merged` counts them.
 - A plan for an absent GPU is traced on the CPU: its attention gets the class and the flops that the GPU's

@@ -141,7 +141,7 @@ def test_the_plain_sum_is_the_simulators(seed, n):
 
 
 def plain_sums(graph, schedule):
-    """The plain sum at each run and behind each drop."""
+    """The plain sum at each run and after each drop."""
     step, taken, sums = _Step(graph, _Pool([])), in_place(graph, schedule), []
     for index, action in enumerate(schedule.steps):
         if index == len(schedule.forward):

@@ -336,7 +336,7 @@ def test_points_that_were_measured_are_drawn_and_compared() -> None:
     # Workspaces are gone when an op has returned: that of linear is 7 bytes.
     points = {0: plan.timeline.resident[0] - 7, 1: plan.timeline.resident[1], 9: 1}
     html = page(plan, measured=Watched(plan.peak, 1.0, points))
-    assert "measured behind 3 runs, 2 of them as predicted to the byte" in html
+    assert "measured after 3 runs, 2 of them as predicted to the byte" in html
     (path,) = re.findall(r'<path class="seen" d="([^"]+)"', html)
     assert path.count("M") == 3
 

@@ -99,7 +99,7 @@ def shortest(case: Case, memory: int) -> float:
 def moves(case: Case, last: int, loose: int | None, stored: frozenset, saved: frozenset):
     """(seconds, peak, state) of everything that can be done next.
 
-    What is stored or saved stays until its backward, and work goes on behind the last of it: the left part
+    What is stored or saved stays until its backward, and work goes on after the last of it: the left part
     waits until the right one is done.
     """
     stages = case.stages

@@ -148,7 +148,7 @@ class PlanMismatch(LowtideError):
 
 
 class UnsupportedBackward(LowtideError):
-    """A way of calling backward that a plan cannot serve.
+    """A way of calling backward that a plan does not support.
 
     >>> import lowtide, torch
     >>> model = lowtide.cap(torch.nn.Linear(4, 4), "1MiB")

@@ -1,6 +1,6 @@
 """The largest batch that fits a budget, uncapped and capped, and what each costs. Nothing is run.
 
-Problem: how many samples fit into so many bytes? Trying it on the device means running out of memory again
+Problem: how many samples fit into n bytes? Trying it on the device means running out of memory again
 and again, and says nothing of a device that is not there.
 
 Method: the step is made at a few batch sizes, on the meta device where that works, and traced under fake
@@ -32,14 +32,14 @@ __all__ = ["Batch", "LargestBatch", "largest_batch"]
 FIRST = 4
 """The first batch size to look at: one sample alone is a special case of many models."""
 CLOSE = 100
-"""How finely to look for the capped answer: one in so many samples. The planner is no more exact."""
+"""How finely to look for the capped answer: to one sample in this many. The planner is no more exact."""
 APART = 1.25
 """How much larger a batch is than the one in the line above it, in print."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of so many samples and its plan under the budget."""
+    """A number of samples and their plan under the budget."""
 
     size: int
     plan: Plan

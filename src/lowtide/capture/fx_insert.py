@@ -16,7 +16,7 @@ def call_before(place: fx.Node, target: Any, *args: Any) -> fx.Node:
 
 
 def call_after(place: fx.Node, target: Any, *args: Any) -> fx.Node:
-    """A call of some nodes, behind another node."""
+    """A call of some nodes, after another node."""
     with place.graph.inserting_after(place):
         return _call(place, target, args)
 

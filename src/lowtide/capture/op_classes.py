@@ -45,7 +45,7 @@ _REDUCTIONS = frozenset(
 )
 _COMPARISONS = ("aten.eq", "aten.ge", "aten.gt", "aten.le", "aten.lt", "aten.ne")
 _ROUNDINGS = ("aten.ceil", "aten.floor", "aten.round", "aten.trunc")
-_MOST_JOINED = 4  # parts: more are written down where two nodes read them, and more than 8 in any case
+_MOST_JOINED = 4  # parts: more are realized where two nodes read them, and more than 8 in any case
 
 
 def type_of(node: fx.Node) -> str:

@@ -18,8 +18,8 @@ gradient per primal. These rewrites make it fit to be planned and to run as eage
 - dead nodes are removed, except those that draw random numbers.
 
 For a step that is going to be compiled others stand in the place of those that are eager's: `pad_once`,
-`join_sums` for the gradients of what several concatenations read, and `copy_channels_last_once` where the compiler is going
-to hold images with their channels last.
+`join_sums` for the gradients of what several concatenations read, and `copy_channels_last_once` where the
+compiler is going to hold images with their channels last.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def make_trace(
 ) -> Trace:
     """The trace of AOTAutograd's joint graph, rewritten in place.
 
-    A step that is going to be compiled keeps its ops as the compiler's decompositions left them. `channels_last`: it
-    will hold images with their channels last.
+    A step that is going to be compiled keeps its ops as the compiler's decompositions left them.
+    `channels_last`: it will hold images with their channels last.
 
     `leaves` are the indices of primals whose gradient autograd keeps in `.grad`, `accumulating` those of them
     that have a gradient already, which this one is added to. `weights` are those that eager casts once under

@@ -1,4 +1,4 @@
-"""A capped step watched while it runs: the bytes on the device behind each run of its plan.
+"""A capped step watched while it runs: the bytes on the device after each run of its plan.
 
 A dispatch mode sees every operator that the step calls; those that are not ops of the graph (views, the loss
 outside of it) are passed over, and the others are matched with the runs of the schedule in order. The bytes
@@ -28,7 +28,7 @@ AHEAD = 4
 
 @dataclass(frozen=True)
 class Watched:
-    """What a step took: peak bytes, seconds (while watched), and the bytes behind each run that was seen.
+    """What a step took: peak bytes, seconds (while watched), and the bytes after each run that was seen.
 
     `points` are bytes by the index of the run in the plan's schedule.
 

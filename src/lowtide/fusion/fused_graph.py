@@ -135,7 +135,7 @@ class _Fusing:
         return len(self.expression[op.name].inside) < _MOST_INSIDE // 2
 
     def is_narrowed(self, op: Op) -> bool:
-        """Whether all that becomes of a value, close by, is smaller: a long expression is cut behind that."""
+        """Whether all that becomes of a value, close by, is smaller: a long expression is cut after that."""
         readers = self.readers[op.writes[0]]
         written = sum(self.size[name] for name in readers[0].writes)
         return len(readers) == 1 and not self.is_read_later(op) and written < self.size[op.writes[0]]
@@ -173,7 +173,7 @@ class _Fusing:
         if not wider or not self.is_read_later(reader):
             return False
         if self.size[name] >= self.size[wider] - self.size[wider] // _MUCH:
-            return False  # a matrix with a few zeros behind its rows is not wider
+            return False  # a matrix with a few zeros after its rows is not wider
         return self.draws_inside(op) or not self.is_short(op) or not self.is_made_of_less(op)
 
     def inlined_traffic(self, op: Op) -> int:
@@ -233,7 +233,7 @@ class _Fusing:
         return kept[::-1]
 
     def early(self, ops: list[Op]) -> list[Op]:
-        """The ops with each loop that writes little moved up, behind what it reads: there it fuses."""
+        """The ops with each loop that writes little moved up, after what it reads: there it fuses."""
         followers: dict[str, list[Op]] = {}
         writer: dict[str, str] = {}
         place: dict[str, int] = {}
@@ -255,7 +255,7 @@ class _Fusing:
         return self.how[op.name] != "apart" and op.kind == "pure" and _MUCH * written < read
 
     def kept(self, ops: list[Op]) -> frozenset[str]:
-        """The ops whose results are written down when they run, so that what they read can go.
+        """The ops whose results are realized when they run, so that what they read can go.
 
         Those are loops that write much, and products of much that are read later on: where one is added to
         something, Inductor would form it only there. A convolution it forms where it stands: there the
@@ -274,7 +274,7 @@ class _Fusing:
         return self.is_read_later(op) and any(self.size[name] > large for name in (*op.reads, *op.writes))
 
     def is_read_later(self, op: Op) -> bool:
-        """Whether some reader of what an op writes stands behind a kernel of its own."""
+        """Whether some reader of what an op writes stands after a kernel of its own."""
         window = self.kernels.window
         return any(window[reader.name] != window[op.name] for reader in self.readers.get(op.writes[0], []))
 

@@ -1,9 +1,9 @@
 """Loops that stand apart in the program and yet are one: moved together before ops are fused.
 
-A loop that alone reads what another loop has made, and can write in its place, may stand far behind it, with
+A loop that alone reads what another loop has made, and can write in its place, may stand far from it, with
 kernels of their own between the two, as in the backward of a gated MLP: the gate's gradient is begun with
-that of the other factor, whose products come first. Right behind the other loop it takes no memory that was
-not taken anyway, lets go of what else it reads, and fuses: what is between the two is never written down.
+that of the other factor, whose products come first. Right after the other loop it takes no memory that was
+not taken anyway, lets go of what else it reads, and fuses: what is between the two is never realized.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Neighbours:
         self.moved: set[str] = set()
 
     def look_at(self, op: Op) -> None:
-        """Note behind which loop an op runs, with all that is computed inside it."""
+        """Note after which loop an op runs, with all that is computed inside it."""
         value = next((name for name in op.takes if self.may_follow(op, name)), None)
         if value is None:
             return
@@ -57,7 +57,7 @@ class _Neighbours:
             self.place.update((name, self.place[writer]) for name in late)
 
     def may_follow(self, op: Op, value: str) -> bool:
-        """Whether an op could run right behind the loop that makes a value, and is not needed where it is."""
+        """Whether an op could run right after the loop that makes a value, and is not needed where it is."""
         writer = self.fused.graph.writer.get(value)
         if writer is None or self.how[writer.name] != "loop" or writer.phase != op.phase:
             return False

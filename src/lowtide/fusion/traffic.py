@@ -70,12 +70,12 @@ def _bytes(node: fx.Node) -> int:
 
 
 def parts(op: Op, how: Mapping[str, Fusing]) -> bool:
-    """Whether an op keeps loops before and behind it apart; one that reads nothing may run before them."""
+    """Whether an op keeps loops before and after it apart; one that reads nothing may run before them."""
     return how[op.name] == "apart" and bool(op.reads)
 
 
 def is_long(node: fx.Node) -> bool:
-    """Whether a reduction runs over so many elements that its kernel ends with it."""
+    """Whether a reduction ends its kernel, since it runs over too many elements to keep them at hand."""
     made = max((t.numel() for t in tensors_of(node)), default=1)
     return elements_read(node) > _LONG * made
 

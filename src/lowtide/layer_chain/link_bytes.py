@@ -1,7 +1,7 @@
 """The bytes of one link of an `nn.Sequential`, measured.
 
 Each link runs by itself: once forward without saving, and four times forward and backward, made again or not,
-its input held by others or not. A made-up node before it takes its gradient, one behind it gives it one, so
+its input held by others or not. A made-up node before it takes its gradient, one after it gives it one, so
 that nothing is held which the neighbours in a chain would not hold. Bytes are those of live storages on the
 CPU and the allocator's on CUDA. Gradients of parameters count too, and start from none.
 """
@@ -138,7 +138,7 @@ class _Saving:
 
 
 def run_layers(layers: Sequence[nn.Module], value: Any, *, recomputed: bool = False) -> Any:
-    """The layers one behind the other; nothing between them is held. Run again, they leave buffers alone."""
+    """The layers one after the other; nothing between them is held. Run again, they leave buffers alone."""
     for layer in layers:
         with _copied_buffers(layer) if recomputed else nullcontext():
             value = layer(value)

@@ -1,6 +1,6 @@
 """An `nn.Sequential` cut into links: layers, or groups of layers that no checkpoint may separate.
 
-Found by running the layers one behind the other without gradients: a layer that changes its input in place,
+Found by running the layers one after the other without gradients: a layer that changes its input in place,
 or whose output lies in the storage of its input, is tied to the layer before it. The same run tells which
 layers draw random numbers and which change their buffers.
 """

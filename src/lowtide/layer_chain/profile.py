@@ -89,7 +89,7 @@ class ChainLaw:
         return [self.first, *(link.out for link in self.links)]
 
     def row(self, i: int) -> list[int]:
-        """U(i, j) for each j behind i; the output of the chain is held by the caller all the while."""
+        """U(i, j) for each j after i; the output of the chain is held by the caller all the while."""
         found: list[int] = []
         first_time = running = back = cut = 0
         for index in range(i, len(self.links)):

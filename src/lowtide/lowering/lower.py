@@ -1,7 +1,7 @@
 """From a schedule back to fx: a forward and a backward graph in which a node may appear several times.
 
 Each run of an op becomes a copy of its node, in the schedule's order; views are made anew where they are
-needed, so that a value is exactly as long alive as the schedule says when every node is freed behind its
+needed, so that a value is exactly as long alive as the schedule says when every node is freed after its
 last use. What is alive between the two lists is handed over as saved tensors: the value itself where the
 step made it, the parameter or input where it was given. A random op that runs again is preceded by a node
 that takes the random state, and its later runs restore it.
@@ -124,7 +124,7 @@ class _Lowering:
                 self.put(item, copy)
 
     def in_memory(self, node: fx.Node) -> fx.Node:
-        """The node followed by one that makes a compiler write it down."""
+        """The node followed by one that makes a compiler realize it."""
         from ..capture.realize import in_memory
 
         kept = self.side.graph.call_function(in_memory(), (node,))

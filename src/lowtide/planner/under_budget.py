@@ -53,7 +53,7 @@ def plan_graph(
     limit = size - headroom
     if vanilla.peak <= limit:
         return replace(vanilla, budget=size)
-    # What the allocator adds depends on what else is on the device: a little stays free, where there is a plan for it.
+    # What the allocator adds depends on what else is on the device: a little stays free, if a plan allows.
     wanted = limit if free is None else limit - (size >> 10)
     room, step, tight = wanted, size >> 10, None
     while True:
@@ -67,7 +67,7 @@ def plan_graph(
             if tight is None:
                 raise too_small(plan, asked, size)
             return tight
-        # The next plan down may have as much overhead: the steps grow, so that a few of them see enough plans.
+        # The next plan down may have as much overhead: the steps grow, so that a few see enough plans.
         room, step = room - max(plan.peak - wanted, step), 2 * step + 1
 
 

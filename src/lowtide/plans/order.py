@@ -1,4 +1,4 @@
-"""From an order of runs to a schedule: every value is dropped right behind its last use.
+"""From an order of runs to a schedule: every value is dropped right after its last use.
 
 A solver only decides which op runs when, and how often. Given that order, dropping each value as soon as
 nothing reads it before it is written again is best for memory and changes nothing else, so it is done once,
@@ -104,7 +104,7 @@ def without_waste(
 
 
 def with_drops(graph: Graph, forward: Sequence[str], backward: Sequence[str]) -> Schedule:
-    """The schedule of an order of runs, with each value dropped right behind its last use."""
+    """The schedule of an order of runs, with each value dropped right after its last use."""
     runs = [*forward, *backward]
     dying: list[list[str]] = [[] for _ in runs]
     at_start: list[str] = []

@@ -20,7 +20,7 @@ SORTS = (KEPT, RECOMPUTED, AFTER_USE, HELD)
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What became of a value: `kept` from the forward to the backward, written `again` so many times.
+    """What became of a value: `kept` from the forward to the backward, recomputed `again` times.
 
     `held` says why no schedule may drop it, where none may.
     """

@@ -1,4 +1,4 @@
-"""The eager executor: a graph as straight-line Python that frees every value behind its last use.
+"""The eager executor: a graph as straight-line Python that frees every value after its last use.
 
 The function takes its arguments as one list and empties it, so that nothing outside holds on to a value
 that the schedule drops. One line per node; no interpreter, no lookups.
@@ -132,7 +132,7 @@ def _is_special(value: Any) -> bool:
 
 
 def _last_uses(graph: fx.Graph) -> dict[fx.Node | None, list[fx.Node]]:
-    """For each node, the nodes to free behind it; under None, the arguments that nothing reads."""
+    """For each node, the nodes to free after it; under None, the arguments that nothing reads."""
     dying: dict[fx.Node | None, list[fx.Node]] = {}
     seen: set[fx.Node] = set()
     for user in reversed(list(graph.nodes)):

@@ -31,7 +31,7 @@ LONGEST = 64
 """Longer chunks save next to nothing."""
 
 MANY = 1000
-"""So many plans are remembered for a cell: one for every length that comes."""
+"""How many plans are remembered for a cell: one for every length that comes."""
 
 CAPTURE = 12
 """What capturing a step costs, in steps that run in a graph: it is launched one by one, thrice."""

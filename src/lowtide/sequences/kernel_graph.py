@@ -2,7 +2,7 @@
 
 The graphs of all scans on a stream share a pool of memory and a stream to be captured on: what one has freed
 the next one uses, and the library's workspace, which belongs to the stream, is there once. They run one
-behind the other; scans on different streams, which may run at the same time, share nothing.
+after the other; scans on different streams, which may run at the same time, share nothing.
 """
 
 from __future__ import annotations

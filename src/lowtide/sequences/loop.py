@@ -198,7 +198,7 @@ class Loop:
                 f"in step {unit} the cell reads a parameter of shape {tuple(tensor.shape)} that it did not "
                 "read in its first step, so its gradient would be lost; hand it over as parameters=[tensor]. "
                 "(A tensor that the cell itself makes to require a gradient, as in "
-                "h.detach().requires_grad_(), is not served.)"
+                "h.detach().requires_grad_(), is not supported.)"
             )
 
     def go_back(self, unit: int) -> None:

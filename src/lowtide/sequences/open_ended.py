@@ -62,13 +62,13 @@ def while_scan(
     carry is `init`, and the outputs are None, or the start of the fold.
 
     `cond` gets the carry, detached, and gives a bool or a tensor of one element. It is asked once for every
-    carry while the loop runs, and not again in the backward. A loop that goes on behind `max_steps` steps
+    carry while the loop runs, and not again in the backward. A loop that goes on past `max_steps` steps
     raises a `LowtideError`.
 
     `slots` bounds the carries that are kept, the start included: as long as the loop takes fewer than
     (slots + 1) * (slots + 2) / 2 steps, none of them runs more than twice again. `budget` gives bytes
     instead, as in "2GiB", or "min"; not counted are, as in `scan`, init, parameters, outputs and the
-    gradients of all these. A share such as "5%" is not served, as nobody knows of what. With neither,
+    gradients of all these. A share such as "5%" is not supported, as nobody knows of what. With neither,
     everything is kept and autograd sees a plain loop. `parameters` and `random` are those of `scan`.
 
     >>> import lowtide, torch
@@ -129,7 +129,7 @@ class _Asked:
             return self.goes_on(self.carry, 0)
 
     def goes_on(self, carry: list[Any], steps: int) -> bool:
-        """Whether the condition holds for a carry that so many steps led to."""
+        """Whether the condition holds for a carry that n steps led to."""
         before = versions(carry)
         given = [detached(leaf) for leaf in carry]
         tree = private("tree_unflatten")(given, self.sequence.carry_form)

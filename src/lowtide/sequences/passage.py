@@ -33,7 +33,7 @@ __all__ = ["Passage"]
 _known: WeakKeyDictionary[nn.Module, dict[Hashable, Any]] = WeakKeyDictionary()
 
 MANY = 1000
-"""So many sizes and plans are remembered for a module."""
+"""How many sizes and plans are remembered for a module."""
 
 
 class Passage:
@@ -220,7 +220,7 @@ class Passage:
     def begun(
         self, sequence: BlockSequence, plan: ScanPlan, carry: list[torch.Tensor], data: torch.Tensor, way: Way
     ) -> Loop:
-        """A scan behind its first block, which only the loop holds on to; in graphs, before it."""
+        """A scan after its first block, which only the loop holds on to; in graphs, before it."""
         run = run_first(sequence, carry, [data], owner=sequence, parameters=self.weights(way))
         run.known, outputs = self.known(way), Blocks(len(data))
         if not plan.graphs:

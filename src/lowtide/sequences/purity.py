@@ -99,7 +99,7 @@ class Purity:
         for name in self.changed():
             raise LowtideError(
                 f"{name}, which the cell of a scan can reach, was changed in place between the scan and its "
-                "backward, in which steps run again; change it behind the backward"
+                "backward, in which steps run again; change it after the backward"
             )
 
     def changed(self) -> Iterator[str]:

@@ -32,7 +32,7 @@ class Recurrent(nn.Module):
     """A stock recurrent module whose training keeps to a budget.
 
     Called as the wrapped module is, with its parameters, its `state_dict` and its results. `lengths` gives
-    the steps of each row of a padded batch; behind its end a row's outputs are zero.
+    the steps of each row of a padded batch; after its end a row's outputs are zero.
 
     `budget` bounds the bytes that the recurrence holds at its peak: kept carries, recorded blocks and the
     working set of one block; not input, parameters, outputs and their gradients, nor the outputs of single

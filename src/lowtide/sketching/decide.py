@@ -37,7 +37,7 @@ S = TypeVar("S")
 
 @dataclass(eq=False)
 class Draft(Generic[S]):
-    """A way to run the step, and what it costs: under so many bytes, or with as few as it can (None)."""
+    """A way to run the step, and what it costs: under a byte limit, or with as few bytes as it can (None)."""
 
     step: S
     graph: Graph

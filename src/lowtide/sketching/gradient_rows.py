@@ -41,7 +41,7 @@ class Part(NamedTuple):
     stop: int
 
     def rows(self, rows: int) -> int:
-        """How many these are of so many rows."""
+        """How many of n rows these are."""
         return rows // self.period * (self.stop - self.start)
 
     def of(self, x: torch.Tensor) -> torch.Tensor:

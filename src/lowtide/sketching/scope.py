@@ -5,7 +5,7 @@ memory that its input lies in and by how often that was written to. Neither the 
 kept alive for this. While torch.compile traces the whole model, inputs are compared as they are traced.
 
 Whether a layer draws a seed must not depend on what happens to be alive: a checkpoint that runs a part of the
-model again puts the random state back, and dropout behind a layer must find it as it was. So a seed is
+model again puts the random state back, and dropout after a layer must find it as it was. So a seed is
 drawn for each input of a `Frame`: one call of the model, or one run of a checkpointed part of it. Where no
 frame is known, every layer draws.
 """

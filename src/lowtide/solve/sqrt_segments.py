@@ -7,7 +7,7 @@ into segments. Keep what crosses a cut and drop what lies inside a segment; when
 something of a segment, run the segment's ops again in order. The last segment is kept whole: its backward
 comes first. On a captured graph the paper's rule of thumb becomes a small search: several numbers of
 segments around √n, cut either by bytes written or by ops, each cut moved to where the fewest bytes cross it
-nearby; every candidate is scored by the simulator, after each drop has moved up to behind the last use.
+nearby; every candidate is scored by the simulator, once each drop has moved up to its value's last use.
 
 Complexity: O(candidates · (steps + reads + writes)), with at most `COUNTS` numbers of segments.
 

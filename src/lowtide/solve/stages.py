@@ -1,6 +1,6 @@
 """The forward cut into stages, and the part of the backward that belongs to each: any graph as a chain.
 
-Problem: the methods for chains (`sequence`, `chain`, `rotor`) know stages one behind the other, each with a
+Problem: the methods for chains (`sequence`, `chain`, `rotor`) know stages one after the other, each with a
 forward and a backward. A captured joint graph has skips across stages and masks that all layers read.
 
 Method: cut the forward list where the fewest bytes cross: at every place whose crossing bytes are not above

@@ -45,7 +45,7 @@ def _may_add(parameter: torch.Tensor, present: torch.Tensor, gradient: torch.Ten
 
 
 def insert(graph: fx.Graph, pairs: list[tuple[fx.Node, fx.Node]]) -> dict[fx.Node, fx.Node]:
-    """Put an `accumulate` behind each (parameter, gradient) and give the new node for each gradient."""
+    """Put an `accumulate` after each (parameter, gradient) and give the new node for each gradient."""
     added: dict[fx.Node, fx.Node] = {}
     for parameter, gradient in pairs:
         with graph.inserting_after(gradient):

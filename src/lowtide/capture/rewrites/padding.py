@@ -38,12 +38,12 @@ def pad_once(graph: fx.Graph) -> None:
 
 
 def _pads_rows(padded: fx.Node) -> bool:
-    """Whether zeros are put behind the rows of a matrix, and the whole goes into products."""
+    """Whether zeros are put after the rows of a matrix, and the whole goes into products."""
     amounts: Any = padded.args[1]
-    behind_rows = [bool(amount) for amount in (*amounts, 0, 0)[:4]] == [False, True, False, False]
+    after_rows = [bool(amount) for amount in (*amounts, 0, 0)[:4]] == [False, True, False, False]
     in_products = all(user.target is aten.mm.default for user in padded.users)
     zeros = not any(padded.args[2:]) and not padded.kwargs.get("value")
-    return behind_rows and in_products and zeros and padded.meta["val"].dim() == 2
+    return after_rows and in_products and zeros and padded.meta["val"].dim() == 2
 
 
 def _is_loop(node: fx.Node) -> bool:

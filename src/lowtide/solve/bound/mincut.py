@@ -5,9 +5,9 @@ sink on the far side, such that the arcs from near to far have the least capacit
 
 Method: Dinitz, "Algorithm for solution of a problem of maximum flow in a network with power estimation"
 (1970). Repeat until the sink cannot be reached: measure every node's distance to the sink over arcs with
-residual left, then fill all shortest paths. Capacities are whole numbers of any size, so the result is exact: by
-Ford and Fulkerson's theorem the flow is the capacity of the cut between what the source still reaches and
-the rest.
+residual capacity left, then fill all shortest paths. Capacities are whole numbers of any size, so the result
+is exact: by Ford and Fulkerson's theorem the flow is the capacity of the cut between what the source still
+reaches and the rest.
 
 Complexity: O(nodes² · arcs) at worst. The networks of `bound` are shallow, for almost every node has an
 arc to the sink: some ten rounds of O(nodes + arcs) each.
@@ -56,7 +56,7 @@ class Network:
             self._head += (head, tail)
 
     def cut(self, capacities: Sequence[int], *, rounds: int | None = None) -> Cut:
-        """The smallest cut, or the flow after so many rounds."""
+        """The smallest cut, or the flow after the last round."""
         residual = [0] * (2 * len(capacities))
         residual[::2] = capacities
         flow = 0
@@ -69,7 +69,7 @@ class Network:
         return Cut(flow, None)
 
     def _distances(self, residual: list[int]) -> list[int]:
-        """Each node's distance to the sink over arcs with residual left; -1 where there is no way."""
+        """Each node's distance to the sink over arcs with residual capacity; -1 where there is no way."""
         distance = [-1] * self.nodes
         distance[SINK] = 0
         head, leaving = self._head, self._leaving
@@ -115,7 +115,7 @@ class Network:
                 return flow
 
     def _reached(self, residual: list[int]) -> list[bool]:
-        """Which nodes the source reaches over arcs with residual left."""
+        """Which nodes the source reaches over arcs with residual capacity."""
         near = [False] * self.nodes
         near[SOURCE] = True
         stack = [SOURCE]

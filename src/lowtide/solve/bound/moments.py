@@ -23,14 +23,14 @@ __all__ = ["Moment", "RequiredOps", "moments"]
 
 MOMENTS = 300
 EFFORT = 50_000
-"""At most so many moments, and at most so many ops in all moments together (but always one moment)."""
+"""The most moments, and the most ops in all moments together (but always one moment)."""
 
 UNITS = 1 << 59
 """Running everything once, in the whole numbers that cuts are made of."""
 
 
 class RequiredOps:
-    """The ops that must run, each behind those it needs, and what is known of all schedules.
+    """The ops that must run, each after those it needs, and what is known of all schedules.
 
     `early` marks the ops that an output needs: those run in the forward.
     """

@@ -118,7 +118,7 @@ def _cover(spans: Iterable[tuple[int, int, int]], count: int) -> list[int]:
 
 
 def kept_cuts(stages: Stages, bounds: int) -> list[tuple[int, ...]]:
-    """The cuts to keep for the least peak, and for so many bounds up to the peak of one segment.
+    """The cuts to keep for the least peak, and for n bounds up to the peak of one segment.
 
     For a bound the last segment, which need not run again, is as long as it can be.
     """

@@ -1,6 +1,6 @@
 """The checkpoints of a chain with the least peak.
 
-Problem: layers one behind the other, vertex k with an output of d_k bytes. Keep some outputs, the first and
+Problem: layers one after the other, vertex k with an output of d_k bytes. Keep some outputs, the first and
 the last among them; drop the others and run them again, once, segment by segment, in the backward. Which
 ones give the least peak?
 
@@ -55,7 +55,7 @@ MOST_BYTES = 2**60
 STAGE_COUNTS = (400, 48, 16)
 BOUNDS = 12
 OPS_IN_BOUNDS = 30_000
-"""Large graphs get fewer bounds: about so many ops in all are put in order for each number of stages."""
+"""Large graphs get fewer bounds: about this many ops in all are put in order for each number of stages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ room. It also makes the relaxation as strong as a cut of `bound` at every stage'
 
     L[t, i] ≤ X at the start of t + L[t, w], for each v that i reads and its writer w; L[t, i] = 1 for i ≥ t
 
-Left out are columns that cannot help: pinned ops again, an op again behind the last use of all it writes, a
-value behind its last possible use, an op again while the only value it writes is there.
+Left out are columns that cannot help: recomputing pinned ops, recomputing an op after the last use of all it
+writes, a value after its last possible use, recomputing an op while the only value it writes is there.
 
 Complexity: for n ops, at most n²/2 columns R and n times as many columns X as there are reads and writes.
 """
@@ -41,7 +41,7 @@ __all__ = ["Row", "Stages", "Terms", "too_large"]
 Terms = list[tuple[int, int]]
 
 MOST_TERMS = 5_000_000
-"""A programme with more terms than this, by a rough count, is not written down: no solver would end on it."""
+"""A programme with more terms than this, by a rough count, is not made: no solver would end on it."""
 
 
 def too_large(graph: Graph) -> bool:
@@ -119,11 +119,11 @@ class Stages:
             for stage in range(self.last_again[place], place, -1):
                 run = self.again[stage, place] = self.column(op.seconds)
                 later = self.later[stage, place] = self.column()
-                behind = [(self.later[stage + 1, place], 1)] if stage < self.last_again[place] else []
+                later_runs = [(self.later[stage + 1, place], 1)] if stage < self.last_again[place] else []
                 self.at_most(0, [(run, 1), (later, -1)])
-                self.at_most(0, [(later, 1), (run, -1), *((column, -1) for column, _ in behind)])
-                if behind:
-                    self.at_most(0, [*behind, (later, -1)])
+                self.at_most(0, [(later, 1), (run, -1), *((column, -1) for column, _ in later_runs)])
+                if later_runs:
+                    self.at_most(0, [*later_runs, (later, -1)])
 
     def add_stage(self, stage: int) -> None:
         self.forget(stage)
@@ -173,7 +173,7 @@ class Stages:
         self.change(op, run)
 
     def change(self, op: Op, run: int | None) -> None:
-        """Behind a use a value may be dropped, and it is there if it was there or was written."""
+        """After a use a value may be dropped, and it is there if it was there or was written."""
         for name in (*op.reads, *op.writes):
             if name in self.there:
                 before, after = self.there[name], self.column()

@@ -1,7 +1,7 @@
 r"""Bounds on sequences of lower sets under one budget, one number per set instead of Pareto labels.
 
 - `least[j]`: the fewest cached bytes with which set j can be reached, by one pass over the sets in order of
-  size. Some least label that V fits behind means that the budget is feasible.
+  size. Where V fits after some least label, the budget is feasible.
 - `most[j]`: the most cached bytes with which V can still be reached from set j, by one pass from V down:
   most[L] = max over L' ⊋ L of min( B - 2 (M(L') - M(L)) - tail(L'), most[L'] - M(b(L') \ L) ).
 - `rest[j]`: for a price per byte, the least of cost + price · (bytes cached from set j on + twice the last

@@ -16,7 +16,7 @@ On a captured graph the formula only proposes: it counts gradients as large as a
 workspaces nor what the backward really reads. So sequences are searched at several budgets of the formula,
 from its smallest feasible one up, time-centric and memory-centric, with a segment's bytes counted twice as in
 the paper and once, since liveness frees most gradients at once; each sequence becomes an order of runs,
-liveness moves every drop up to behind the last use, and the simulator judges. Around the best one more
+liveness moves every drop up to its value's last use, and the simulator judges. Around the best one more
 budgets of the formula are tried.
 
 Families: "approximate" looks at the ancestors of each node; "exact" at all lower sets. Where there are more

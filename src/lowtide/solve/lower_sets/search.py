@@ -232,14 +232,14 @@ class _Search:
         self.count = end
 
     def _from_far(self, target: int) -> tuple[Seconds, Bytes, Index]:
-        """The Pareto labels of all far subsets that a segment up to the target still fits behind."""
+        """The Pareto labels of all far subsets after which a segment up to the target still fits."""
         pool = self._pool(self.family.far[target], target)
         best = staircase(np.where(pool.slack <= self.most_slack[target], pool.cached, NEVER))
         value = pool.value[best] + self.sign * self.family.edge_seconds[target]
         return value, pool.cached[best] + self.family.edge_bytes[target], pool.number[best]
 
     def _from_near(self, target: int) -> tuple[Seconds, Bytes, Index]:
-        """The labels of the near subsets that a segment up to the target still fits behind."""
+        """The labels of the near subsets after which a segment up to the target still fits."""
         near = self.family.near[target]
         first, end = self.start[near.sources], self.start[near.sources + 1]
         gain = self.sign * near.seconds

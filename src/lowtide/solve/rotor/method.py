@@ -40,7 +40,7 @@ Orders = tuple[list[str], list[str]]
 
 @dataclass(frozen=True)
 class Resolution:
-    """How to look at a graph: at most so many stages, blocks of so many of them, so many ways for each.
+    """How to look at a graph: the most stages, how many of them make a block, and the ways for each block.
 
     `orders` is how many plans to offer as candidates, `units` that of the table.
     """
@@ -63,7 +63,7 @@ RESOLUTIONS = (
     ),
     (5000, (Resolution(8, (1, 2, 4, 8), 10, 8), Resolution(48, (1, 2, 3, 5), 6, 14))),
 )
-"""The resolutions for graphs of up to so many ops."""
+"""The resolutions for graphs of up to that number of ops."""
 
 COARSE = (Resolution(4, (1, 2, 4), 8, 4, 1000), Resolution(48, (1, 2, 4), 4, 10))
 
@@ -100,7 +100,7 @@ def rotor_orders(graph: Graph, *, density: int = 1) -> Iterator[Orders]:
 
 
 class _Model:
-    """A graph at one resolution: the table of its chain, and plans by row, a row being so many units."""
+    """A graph at one resolution: the table of its chain, and plans by row, a row being a number of units."""
 
     def __init__(self, graph: Graph, resolution: Resolution) -> None:
         self.graph, self.resolution = graph, resolution

@@ -16,7 +16,7 @@ option saves until its backward, or the stages from s to k-1 run and keep nothin
 each only where m is enough for its own runs: d(t+1) and what the stages write, with their temporaries, on
 the way forward; d(s+1), what is saved and the backward's temporaries on the way back. Three extensions leave
 the recurrence as it is: an option may span several stages and treat them as one; bytes that a(i) and a(j)
-have in common (a skip across stages) count once; a backward may leave bytes behind for good (gradients of
+have in common (a skip across stages) count once; a backward may leave bytes for good (gradients of
 parameters), for which m is counted from the bottom so that the left part needs no shift.
 Equal stages recover Gruslys et al. (2016).
 
@@ -275,7 +275,7 @@ class _Choices:
 
 
 def _shifted(rows: Floats, by: int) -> Floats:
-    """The same times with so many units less to spend."""
+    """The same times with n units less to spend."""
     moved = np.full_like(rows, np.inf)
     if by < rows.shape[1]:
         moved[:, by:] = rows[:, : rows.shape[1] - by]

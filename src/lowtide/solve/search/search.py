@@ -67,7 +67,7 @@ multiples of what would make all of it as dear as the step, steps per op, of all
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to search: targets so many percent apart, so many orders of first runs, exponents, edits."""
+    """How much to search: targets `step` percent apart, numbers of first orders, of exponents, of edits."""
 
     step: int
     orders: int
@@ -81,7 +81,7 @@ class Effort:
 
 
 def effort_for(ops: int, native: bool) -> Effort:
-    """The effort for a graph of so many ops; without the compiled search it is what takes about as long."""
+    """The effort for a graph of n ops; without the compiled search it is what takes about as long."""
     if not native:
         return _plain_effort(ops)
     if ops <= 100:

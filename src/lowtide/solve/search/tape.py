@@ -12,7 +12,7 @@ none of that value's later events finds it there; an edit changes this for its o
 events before it of the values that it reads or writes.
 
 Complexity: an edit takes O(log events + length of the changed intervals) per value, the latter in numpy.
-When the space between two runs is used up, `widen` moves all that is behind in O(runs + reads + writes).
+When the space between two runs is used up, `widen` moves all that comes later in O(runs + reads + writes).
 
 Limits: a first run stays where it is as long as anything reads it before the op runs again.
 """
@@ -203,7 +203,7 @@ class Tape:
         return events[index - 1], there
 
     def waits_from(self, value: int, event: int) -> int:
-        """The first slot that is relieved when a value is dropped right behind one of its events.
+        """The first slot that is relieved when a value is dropped right after one of its events.
 
         That event's own, if its op could write in the value's place then: the value has the bytes it saves.
         """
@@ -281,7 +281,7 @@ class Tape:
             self._save_around(op, slot)
 
     def _save_around(self, op: int, slot: int) -> None:
-        """An edit may have changed what is dropped behind its slot, and behind the last events before it."""
+        """An edit may have changed what is dropped after its slot, and after the last events before it."""
         self._save(slot)
         for value in self.facts.reads[op] + self.facts.writes[op]:
             index = bisect_left(self.events[value], slot)
@@ -303,10 +303,10 @@ class Tape:
         return self.facts.saves[op] if any(self._dies(value, slot) for value in takes) else 0
 
     def _dies(self, value: int, slot: int) -> bool:
-        """Whether a value is dropped behind one of its events."""
+        """Whether a value is dropped after one of its events."""
         events = self.events[value]
-        behind = bisect_left(events, slot) + 1
-        return behind == len(events) or self.at[events[behind]] == self.facts.writer[value]
+        following = bisect_left(events, slot) + 1
+        return following == len(events) or self.at[events[following]] == self.facts.writer[value]
 
     def _hold(self, op: int, was: int) -> None:
         """What an op holds for good is there from its first run on, which was elsewhere before an edit."""

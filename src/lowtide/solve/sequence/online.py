@@ -12,7 +12,7 @@ next is solved with the s slots that are free by then, and has at most R reruns 
 most β(s, R-1) steps. A kept state is dispensable if the part that it would leave is no longer than that.
 (Wang et al. mark such states by levels; lengths hold for any order of freeing them.) When the slots are full,
 a dispensable state makes room; where there is none the new state is passed by, and once more than R steps
-lie behind the last kept state, R becomes R + 1. What is left open is which dispensable state to free:
+lie after the last kept state, R becomes R + 1. What is left open is which dispensable state to free:
 
 - The first one: every part is filled to its β(s, R-1) steps, and R stays the least there is for a loop of
   this length, the one with β(slots, R-1) ≤ steps < β(slots, R). The number of runs is the least too, but only
@@ -21,7 +21,7 @@ lie behind the last kept state, R becomes R + 1. What is left open is which disp
   R is one above the least for the longer loops of a range.
 
 So the first one is freed while R ≤ 2. From there on it is the last one, and only when more than R steps lie
-behind the last kept state.
+after the last kept state.
 
 Complexity: O(slots) per step at worst; on average over a million steps it looks at less than two kept states
 per step, up to 200 slots.
@@ -46,7 +46,7 @@ from .table import forward_count, read_problem
 __all__ = ["Choice", "Online", "finish", "online_count"]
 
 TIGHT = 2
-"""Up to so many reruns, parts are filled to their last step."""
+"""The most recomputations of a step for which parts are filled to their last step."""
 
 
 class Choice(NamedTuple):
@@ -116,7 +116,7 @@ class Online:
         return None
 
     def _joins(self, place: int, state: int) -> bool:
-        """Whether the parts before and behind a kept state make one that has few enough steps."""
+        """Whether the parts before and after a kept state make one that has few enough steps."""
         stop = self._kept[place + 1] if place + 1 < self.slots else state
         free = self.slots - place + 1
         return stop - self._kept[place - 1] <= comb(free + self.reruns - 1, free)
@@ -143,7 +143,7 @@ def finish(kept: Sequence[int], steps: int, slots: int) -> Iterator[Action]:
 
 
 def online_count(steps: int, slots: int) -> int:
-    """The number of forward runs of a loop that stops after so many steps, first runs included.
+    """The number of forward runs of a loop that stops after n steps, first runs included.
 
     >>> online_count(1000, 50), forward_count(1000, 50)
     (2950, 2948)

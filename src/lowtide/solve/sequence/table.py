@@ -1,6 +1,6 @@
 """How many forward runs a sequence of equal steps takes, and where to store the next state: numbers only.
 
-Problem: `steps` equal steps, one behind the other, are differentiated with `slots` slots to store states in.
+Problem: `steps` equal steps, one after the other, are differentiated with `slots` slots to store states in.
 How often must a step run forward, at least, and which state is the next one to store?
 
 Method: Gruslys, Munos, Danihelka, Lanctot, Graves, "Memory-Efficient Backpropagation Through Time" (2016). A
@@ -49,7 +49,7 @@ MOST_CELLS = 1 << 24
 
 
 class Split(NamedTuple):
-    """Run `ahead` steps, then store a state of that kind, which takes so many slots."""
+    """Run `ahead` steps, then store a state of that kind, which takes `slots` slots."""
 
     ahead: int
     what: What

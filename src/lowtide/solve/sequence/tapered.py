@@ -42,7 +42,7 @@ SHORT = 40
 """All ways to split a part of so few steps are tried."""
 
 MANY = 4_000
-"""After so many parts only one way is tried for each."""
+"""Parts after which only one way is tried for each."""
 
 
 def leaf_sizes(steps: int, *, room: int, state: int, record: int) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ def leaf_sizes(steps: int, *, room: int, state: int, record: int) -> tuple[int, 
 
 
 class Tapered:
-    """The best tree found for so many steps and leaves: a problem as `actions` takes it.
+    """The best tree found for a number of steps and leaves: a problem as `actions` takes it.
 
     `slots` counts levels: all of them at the start, one less for each state that is stored.
     """

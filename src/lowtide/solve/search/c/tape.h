@@ -71,11 +71,11 @@ static Slots *slots_copy(const Slots *from, i32 count) {
     return to;
 }
 
-/* Whether a value is dropped behind one of its events. */
+/* Whether a value is dropped after one of its events. */
 static int tape_dies(const Tape *t, i32 value, i32 slot) {
     const Slots *e = &t->events[value];
-    i32 behind = slots_find(e, slot) + 1;
-    return behind == e->count || t->at[e->at[behind]] == t->facts->writer[value];
+    i32 next = slots_find(e, slot) + 1;
+    return next == e->count || t->at[e->at[next]] == t->facts->writer[value];
 }
 
 /* What the run at a slot saves by writing in place. */
@@ -158,7 +158,7 @@ static i32 tape_around(const Tape *t, i32 value, i32 slot, int *there) {
     return index ? e->at[index - 1] : -1;
 }
 
-/* The first slot that is relieved when a value is dropped right behind one of its events. */
+/* The first slot that is relieved when a value is dropped right after one of its events. */
 static i32 tape_waits_from(const Tape *t, i32 value, i32 event) {
     const Facts *f = t->facts;
     if (!t->saved || event < 0) return event + 1;
@@ -177,7 +177,7 @@ static void tape_save(Tape *t, i32 slot) {
     tape_touch(t, slot, slot);
 }
 
-/* An edit may have changed what is dropped behind its slot, and behind the last event before it of a value. */
+/* An edit may have changed what is dropped after its slot, and after the last event before it of a value. */
 static void tape_save_before(Tape *t, i32 value, i32 slot) {
     const Slots *e = &t->events[value];
     i32 index = slots_find(e, slot);
