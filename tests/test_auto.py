@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import chain, cnn, random_graph, transformer
-from lowtide.plans import keep_all
 from lowtide.plans.graph import Graph, Op, Value
+from lowtide.plans.keep_all import keep_all
 from lowtide.plans.order import first_order
 from lowtide.plans.simulator import simulate
 from lowtide.solve import METHODS, auto, sqrt_segments

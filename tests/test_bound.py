@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import Step, chain, cnn, random_graph, transformer, with_takes
-from lowtide.plans import keep_all
 from lowtide.plans.graph import GIVEN_KINDS, VALUE_KINDS, Graph, Op, Value
+from lowtide.plans.keep_all import keep_all
 from lowtide.plans.simulator import simulate
 from lowtide.solve import METHODS, auto, sqrt_segments
 from lowtide.solve.bound import lower_bound

@@ -10,8 +10,8 @@ import pytest
 
 from graphs import Step, chain, cnn, random_graph, transformer, with_takes
 from lowtide.errors import LowtideError
-from lowtide.plans import keep_all
 from lowtide.plans.graph import Graph, Op, Value
+from lowtide.plans.keep_all import keep_all
 from lowtide.plans.simulator import simulate
 from lowtide.solve import auto
 from lowtide.solve.bound import lower_bound

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import MIB, Step, chain, random_graph
-from lowtide.plans import keep_all
 from lowtide.plans.graph import Graph, Op
+from lowtide.plans.keep_all import keep_all
 from lowtide.plans.order import first_order, with_drops
 from lowtide.plans.simulator import simulate
 from lowtide.solve import auto

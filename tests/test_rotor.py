@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from graphs import chain, cnn, random_graph, transformer
 from lowtide.errors import BudgetTooSmall, LowtideError
-from lowtide.plans import keep_all
 from lowtide.plans.graph import GIVEN_KINDS, Graph, Op, Value
+from lowtide.plans.keep_all import keep_all
 from lowtide.plans.order import first_order, with_drops
 from lowtide.plans.schedule import Run
 from lowtide.plans.simulator import simulate

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from graphs import chain, cnn, random_graph, transformer
 from lowtide.errors import LowtideError, ScheduleError
-from lowtide.plans import keep_all
+from lowtide.plans.keep_all import keep_all
 from lowtide.plans.order import first_order, with_drops
 from lowtide.plans.simulator import simulate
 from lowtide.solve.sequence import (
