@@ -91,7 +91,7 @@ class _Lifting:
         if node.op == "get_attr":
             return "buffer"
         role = self.trace.roles[self.trace.primals.index(node)]
-        return role  # type: ignore[return-value]  # roles are kinds of given values
+        return role  # type: ignore[return-value]  # roles are kinds of input values
 
     def add_node(self, node: fx.Node) -> None:
         """A call: an op when it makes a storage or has an effect, a view otherwise."""

@@ -73,7 +73,7 @@ def steers(graph: fx.Graph) -> set[fx.Node]:
     """The nodes whose result is a choice: whole numbers, masks that become some, or a comparison, of reals.
 
     A kernel that is fused differently may round its input differently, and then choose differently; so these
-    never run again.
+    are never recomputed.
     """
     choices = {node for node in graph.nodes if _is_choice(node)}
     masks = {node for node in graph.nodes if _is_mask(node)}

@@ -1,4 +1,4 @@
-"""What a captured step is given: what each input is, which of them train, and the memory behind them."""
+"""The inputs of a captured step: what each of them is, which of them train, and the memory behind them."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Loops that stand together, with no kernel of its own between them, are compiled into few kernels, in which a
 value that one of them has read or written is at hand for the others. Only a reduction over many elements
-ends a kernel: whatever needs its result has to read everything again.
+ends a kernel: whatever needs its result has to read everything once more.
 """
 
 from __future__ import annotations

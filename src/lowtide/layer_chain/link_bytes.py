@@ -1,6 +1,6 @@
 """The bytes of one link of an `nn.Sequential`, measured.
 
-Each link runs by itself: once forward without saving, and four times forward and backward, made again or not,
+Each link runs by itself: once forward without saving, and four times forward and backward, recomputed or not,
 its input held by others or not. A made-up node before it takes its gradient, one after it gives it one, so
 that nothing is held which the neighbours in a chain would not hold. Bytes are those of live storages on the
 CPU and the allocator's on CUDA. Gradients of parameters count too, and start from none.
@@ -69,7 +69,7 @@ class _How:
     """How a link is run and reversed.
 
     With `recomputed` saved tensors are let go of when they are asked for, as torch.utils.checkpoint does with
-    what it made again. With `free` the input counts, and nobody but the link holds it. With `copies` buffers
+    what it recomputed. With `free` the input counts, and nobody but the link holds it. With `copies` buffers
     are left alone, with `hold` the output is held to the end.
     """
 
@@ -138,7 +138,7 @@ class _Saving:
 
 
 def run_layers(layers: Sequence[nn.Module], value: Any, *, recomputed: bool = False) -> Any:
-    """The layers one after the other; nothing between them is held. Run again, they leave buffers alone."""
+    """The layers one after the other; nothing between them is held. Recomputed, they leave buffers alone."""
     for layer in layers:
         with _copied_buffers(layer) if recomputed else nullcontext():
             value = layer(value)

@@ -6,11 +6,11 @@ whose output is a view of it, belongs to the layer before it. `chain_measure` fi
 The law, exact for `torch.utils.checkpoint(use_reentrant=False)`: a segment of links i+1 to j reaches its most
 
 - while link k goes backward: what links i+1 to k saved, its own working set, the parameter gradients so far;
-- while link l runs again, up to the last tensor that the segment saves, when the first saved tensor is asked
-  for: what the links before it saved, what it makes, the gradient that came in;
+- while link l is recomputed, up to the last tensor that the segment saves, when the first saved tensor is
+  asked for: what the links before it saved, what it makes, the gradient that came in;
 - while it runs for the first time, and saves nothing.
 
-The last segment is never run again: it keeps what it saves, and its backward comes first. A segment in which
+The last segment is never recomputed: it keeps what it saves, and its backward comes first. A segment in which
 nothing at all is saved lets go of its input, which the law does not know: it says too much there.
 """
 
@@ -39,19 +39,19 @@ class Link:
     until_saved: int = 0
     """The same, up to the moment when the last tensor is saved; 0 when none is."""
     extra: int = 0
-    """What it saves beside its input, its output and parameters; run again, copies of buffers it changes."""
+    """What it saves beside its input, its output and parameters; recomputed, copies of buffers it changes."""
     first_extra: int = 0
-    """The same when it was not run again."""
+    """The same when it was not recomputed."""
     saves_input: bool = False
     saves_output: bool = False
     waiting: int = 0
     """The gradients that are there when its backward first asks for a saved tensor."""
     backward: int = 0
-    """The most while it goes backward from tensors made again, with all that it saved beside its input."""
+    """The most while it goes backward from recomputed tensors, with all that it saved beside its input."""
     backward_free: int = 0
     """The same with its input, where nobody else holds that: it may go before the end."""
     first_backward: int = 0
-    """As `backward`, where it was not run again: autograd holds saved tensors for a little longer.
+    """As `backward`, where it was not recomputed: autograd holds saved tensors for a little longer.
 
     The last link's output is held by the caller and counts here.
     """
@@ -63,7 +63,7 @@ class Link:
 
     @property
     def keeps_only_input(self) -> bool:
-        """Whether running it again would give back nothing."""
+        """Whether recomputing it would give back nothing."""
         return not self.extra and not self.saves_output
 
 
@@ -109,7 +109,7 @@ class ChainLaw:
         return found
 
     def _last(self, i: int) -> int:
-        """The last segment: it is not run again, and its output is the one that the caller holds."""
+        """The last segment: it is not recomputed, and its output is the one that the caller holds."""
         most = 0
         held = i == 0 and self.first_held
         dead = 0 if held or self.links[i].saves_input else self.sizes[i]
@@ -142,7 +142,7 @@ class ChainLaw:
 
     @cached_property
     def first_kept(self) -> list[int]:
-        """The same for links that do not run again."""
+        """The same for links that are not recomputed."""
         each = (a.first_extra + a.out - loose for a, loose in zip(self.links, self.loose[1:], strict=True))
         return list(accumulate(each, initial=0))
 

@@ -3,7 +3,7 @@
 Each run of an op becomes a copy of its node, in the schedule's order; views are made anew where they are
 needed, so that a value is exactly as long alive as the schedule says when every node is freed after its
 last use. What is alive between the two lists is handed over as saved tensors: the value itself where the
-step made it, the parameter or input where it was given. A random op that runs again is preceded by a node
+step made it, the parameter or input where it was given. A random op that is recomputed is preceded by a node
 that takes the random state, and its later runs restore it.
 """
 

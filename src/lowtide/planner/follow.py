@@ -1,7 +1,7 @@
-"""A plan that was given: followed where it is of this very step and keeps to the budget, refused elsewhere.
+"""A plan of the user's: followed where it is of this very step and keeps to the budget, refused elsewhere.
 
 What a schedule takes depends on what else is there: optimizer state, other tensors on the device, measured
-workspaces. So a plan is judged again where it is followed, and a budget that it met elsewhere is no promise.
+workspaces. So a plan is judged anew where it is followed, and a budget that it met elsewhere is no promise.
 """
 
 from __future__ import annotations

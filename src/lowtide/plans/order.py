@@ -1,7 +1,7 @@
 """From an order of runs to a schedule: every value is dropped right after its last use.
 
 A solver only decides which op runs when, and how often. Given that order, dropping each value as soon as
-nothing reads it before it is written again is best for memory and changes nothing else, so it is done once,
+nothing reads it before it is next written is best for memory and changes nothing else, so it is done once,
 here. O(runs + reads + writes).
 """
 
@@ -85,7 +85,7 @@ def _useful(graph: Graph) -> set[str]:
 def without_waste(
     graph: Graph, forward: Sequence[str], backward: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """An order without the runs again that write nothing anybody reads before it is written again."""
+    """An order without recomputations that write nothing anybody reads before it is written once more."""
     runs = [*forward, *backward]
     places = range(len(runs) - 1, -1, -1)
     first = dict(zip(reversed(runs), places, strict=True))

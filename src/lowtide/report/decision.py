@@ -1,4 +1,4 @@
-"""What a schedule decided for each value: to keep it, or to drop it and run its op again, and how often.
+"""What a schedule decided for each value: to keep it, or to drop it and recompute it, and how often.
 
 One pass over the steps, O(steps + writes): cheap enough to ask of every plan of a frontier.
 """

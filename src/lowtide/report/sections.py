@@ -71,7 +71,7 @@ def peak_section(shown: Residency, places: Places, found: Sequence[PlanChoice]) 
         size = format_bytes(sum(crowd.bytes for crowd in rest))
         cells.append((f"<small>{count} smaller ones</small>", "", "", size, "", "", ""))
     total = ("all", "", f"{len(alive)}", format_bytes(shown.timeline.peak), "", "", "")
-    head = ("Where", "What", "Count", "Bytes", "Why it is there", "To have it again", "Source")
+    head = ("Where", "What", "Count", "Bytes", "Why it is there", "To recompute it", "Source")
     lines = advice(shown, alive, [choice.plan for choice in found if choice.sort == "frontier"])
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return (
@@ -162,7 +162,7 @@ def _count(count: int) -> str:
 
 def choice_section(plan: Plan, found: Sequence[PlanChoice], picture: str) -> str:
     """Peak against time: the plans to choose from, as a picture and as a table."""
-    head = ("Plan", "Peak", "Of uncapped", "Extra time", "Reruns")
+    head = ("Plan", "Peak", "Of uncapped", "Extra time", "Recomputations")
     cells = [_choice_cells(plan, index, choice) for index, choice in enumerate(found)]
     some = (
         "Choose a point to see what it would change."

@@ -99,7 +99,7 @@ class View {
     const name = texts[ops.name[op]];
     return {
       phase,
-      does: drops ? `drops ${drops}, after ${name}` : `runs ${name}${this.again.has(ran) ? " again" : ""}`,
+      does: drops ? `drops ${drops}, after ${name}` : `${this.again.has(ran) ? "recomputes" : "runs"} ${name}`,
       module: texts[ops.module[op]],
       source: texts[ops.source[op]],
       seconds: drops ? 0 : ops.seconds[op],

@@ -47,7 +47,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen of the inputs: addresses of all, versions of those read again, words of some of these."""
+    """What was seen of the inputs: addresses, versions of those recomputed from, words of some of these."""
 
     addresses: list[int]
     versions: list[int]

@@ -3,10 +3,10 @@
 Blocks: the longer, the fewer calls, and the fewer blocks can be kept recorded. Under a budget lengths of
 1, 2, 4, ... steps are weighed and planned, and the one is taken whose runs cost least, a call counted as
 `CALL` steps. Where blocks can be captured as graphs (`graph_loop`), each length is planned in both ways: to
-launch a graph costs less than a call, but a block has places in memory besides, and every one runs again.
+launch a graph costs less than a call, but a block has places in memory besides, and every one is recomputed.
 
 Several scans share a budget. What is kept of all is there at the same time, the working set of only one; so
-beside the largest working set and what each scan leaves behind at least, all get the same room.
+beside the largest working set and what each scan leaves behind at least, all get the same bytes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `torch.lstm` and its kin run a block of the input from a carry, so a block's weight gradients are formed
 once, and on a GPU cuDNN runs it as a whole. Dropout between layers is drawn here and not in the fused call:
-cuDNN keeps a random state of its own, which cannot be put back, so its masks could not be drawn again.
+cuDNN keeps a random state of its own, which cannot be put back, so its masks could not be redrawn.
 
 Rows of different lengths come packed (`torch.nn.utils.rnn.PackedSequence`): the times of a block are one
 slice of the packed rows, and the carry of a row that has ended stays as it is.

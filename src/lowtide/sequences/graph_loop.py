@@ -1,10 +1,10 @@
 """The executor of scans on a GPU: chunks of steps, each launched as one graph of kernels.
 
 Problem: a small cell's kernels are over before the next ones are launched, so a step takes as long as
-launching it, and running steps again costs accordingly.
+launching it, and recomputing steps costs accordingly.
 
 Method: the actions are those of `loop`, and so are the operations of every step and their order. But a unit
-has fixed places in memory (`chunk`), so it can be captured once for a scan and launched again for each unit:
+has fixed places in memory (`chunk`), so it can be captured once for a scan and replayed for each unit:
 one graph runs its steps, one runs them and goes back through them. Kept carries are copies. A unit unlike the
 others (the last one, if it is shorter or its output alone counts) runs as in `loop`, step by step as in a
 graph; so do all where they cannot be captured.

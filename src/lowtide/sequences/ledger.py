@@ -22,7 +22,7 @@ def records_last(action: Forward, following: Action | None) -> bool:
 
 
 def starts_again(following: Action | None) -> bool:
-    """Whether steps will run again from the state that a recorded unit hands on, by what follows on it."""
+    """Whether steps are recomputed from the state that a recorded unit hands on, by what follows on it."""
     return isinstance(following, Forward) and following.stop - following.start > 1
 
 

@@ -4,7 +4,7 @@ Problem: some loops run until a condition stops them: a solver with a tolerance,
 Their backward needs what every step leaves, and how many steps there are is known only at the end.
 
 Method: online checkpointing (`solve.sequence.online`). While the loop runs, a bounded number of carries is
-kept, chosen so that few steps run again wherever it stops. From there on all is as in a scan.
+kept, chosen so that few steps are recomputed wherever it stops. From there on all is as in a scan.
 
 Memory: of s slots one is the start's, which is there anyway, the others hold kept carries; the carry that a
 step starts from may be one more. So the peak is at most s carries and the working set of a step, or of
@@ -66,7 +66,7 @@ def while_scan(
     raises a `LowtideError`.
 
     `slots` bounds the carries that are kept, the start included: as long as the loop takes fewer than
-    (slots + 1) * (slots + 2) / 2 steps, none of them runs more than twice again. `budget` gives bytes
+    (slots + 1) * (slots + 2) / 2 steps, none of them is recomputed more than twice. `budget` gives bytes
     instead, as in "2GiB", or "min"; not counted are, as in `scan`, init, parameters, outputs and the
     gradients of all these. A share such as "5%" is not supported, as nobody knows of what. With neither,
     everything is kept and autograd sees a plain loop. `parameters` and `random` are those of `scan`.
@@ -209,7 +209,7 @@ class _WhileLoop(Loop):
         answer = self.asked.goes_on(self.carry, state)
         if self.surroundings.differs(random):
             raise LowtideError(
-                "cond draws random numbers, so that steps that run again would not find theirs; draw them in "
+                "cond draws random numbers, so that recomputed steps would not find theirs; draw them in "
                 "the cell and hand them on in the carry"
             )
         return answer

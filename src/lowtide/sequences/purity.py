@@ -1,4 +1,4 @@
-"""What a cell may not do, as a step that runs again must do the same again.
+"""What a cell may not do, as a step that is recomputed must do the same.
 
 While the first unit runs, before any harm is done, are refused: changes in place to the carry, to an input
 and to whatever can be reached from the cell (the running statistics of BatchNorm), and random numbers from a
@@ -86,7 +86,7 @@ class Purity:
             if self.is_made(tensor):
                 raise LowtideError(
                     f"the cell reads a tensor of shape {tuple(tensor.shape)} that its first step made and "
-                    "left behind; a step that runs again would find another there. Hand it on in the carry"
+                    "left behind; a recomputed step would find another there. Hand it on in the carry"
                 )
 
     def check(self) -> None:
@@ -99,7 +99,7 @@ class Purity:
         for name in self.changed():
             raise LowtideError(
                 f"{name}, which the cell of a scan can reach, was changed in place between the scan and its "
-                "backward, in which steps run again; change it after the backward"
+                "backward, in which steps are recomputed; change it after the backward"
             )
 
     def changed(self) -> Iterator[str]:
@@ -109,14 +109,14 @@ class Purity:
 def changed_in_place() -> LowtideError:
     """What is said to a cell that changes its inputs."""
     return LowtideError(
-        "the cell changes its carry or its input in place; a step that runs again would start from the "
+        "the cell changes its carry or its input in place; a recomputed step would start from the "
         "changed values. Write h = h + 1 instead of h += 1 or h.add_(1), or clone it first"
     )
 
 
 def _changes(name: str) -> LowtideError:
     return LowtideError(
-        f"the cell changes {name} in place; a step that runs again would change it again. Put it into the "
+        f"the cell changes {name} in place; a recomputed step would change it twice. Put it into the "
         "carry, or leave it alone (BatchNorm: eval() or track_running_stats=False)"
     )
 

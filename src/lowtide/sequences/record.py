@@ -99,7 +99,7 @@ class Record:
         """The gradients of the carry, of the inputs and of the closed-over tensors; frees what was saved.
 
         `carry` holds the gradient of each leaf of the next carry, `outputs` those of the outputs, piece by
-        piece. `autocast` is the state that the user's backward was called in: a unit is run again under that
+        piece. `autocast` is the state that the user's backward was called in: a unit is recomputed under that
         of the forward, and goes back under this one.
         """
         ends = zip(self.ends, [*carry, *(part for piece in outputs for part in piece)], strict=True)

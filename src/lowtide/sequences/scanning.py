@@ -3,9 +3,9 @@
 Problem: backpropagation through time keeps what every step leaves for its backward. Over thousands of steps
 that is most of the memory.
 
-Method: Gruslys et al. 2016, in bytes (`solve.sequence.tapered`): some carries are kept, the rest is computed
-again from them, as few steps as the budget allows. The first unit's run measures what a unit takes (`first`),
-`plan` chooses, `loop` runs, `function` is what autograd sees.
+Method: Gruslys et al. 2016, in bytes (`solve.sequence.tapered`): some carries are kept, the rest is
+recomputed from them, as few steps as the budget allows. The first unit's run measures what a unit takes
+(`first`), `plan` chooses, `loop` runs, `function` is what autograd sees.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def devices_of(leaves: Iterable[Any]) -> list[str]:
 class Surroundings:
     """The devices whose random numbers a cell may draw, and autocast as the forward found it.
 
-    `outside` is the autocast that units are run again in the midst of: that of the backward.
+    `outside` is the autocast that units are recomputed in the midst of: that of the backward.
     """
 
     def __init__(self, devices: list[str]) -> None:

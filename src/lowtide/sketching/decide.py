@@ -4,7 +4,7 @@ Problem: given inputs that may be sketched, and what the step costs under a budg
 choose which. Steps are compared by their seconds, or by their peaks where the smallest is asked for.
 
 Method: the exact step is looked at first, then the one with every sketch. The exact one is taken where it
-takes no longer: a sketch is there for the bytes, so it is the seconds of computing things again that it is to
+takes no longer: a sketch is there for the bytes, so it is the seconds of recomputation that it is to
 save, and its shorter products do not count. A difference within a margin is none. Otherwise sketches are
 taken out again, in blocks that get smaller, those first that are worth least, as long as the step stays
 within the margin of the one with every sketch. What a step costs is seen by a quick look (`solve.quick`);

@@ -6,9 +6,9 @@ forward and a backward. A captured joint graph has skips across stages and masks
 Method: cut the forward list where the fewest bytes cross: at every place whose crossing bytes are not above
 those of its neighbours. A value belongs to the last stage of the forward that uses it, and a run of the
 backward to the earliest stage among the values that it reads, never to a later stage than the run before it.
-A method for chains then says in which order stages run again (`("forward", i)`) and go backward
-(`("backward", i)`), and `order` turns that into runs; runs again that nothing reads are left out. What
-crosses a cut waits because it is read again, so skips and masks need no special care, only bytes.
+A method for chains then says in which order stages are recomputed (`("forward", i)`) and go backward
+(`("backward", i)`), and `order` turns that into runs; recomputations that nothing reads are left out. What
+crosses a cut waits because it is read later, so skips and masks need no special care, only bytes.
 
 Complexity: O(ops + reads + writes), and O(runs) for an order.
 
@@ -60,13 +60,13 @@ class Stages:
 
     @cached_property
     def recomputable(self) -> tuple[tuple[str, ...], ...]:
-        """The forward ops of each stage that may run again."""
+        """The forward ops of each stage that may be recomputed."""
         op = self.graph.op
         return tuple(tuple(n for n in stage if op[n].kind != "pinned") for stage in self.forward)
 
     @cached_property
     def forward_seconds(self) -> tuple[float, ...]:
-        """The seconds of running each stage again."""
+        """The seconds of recomputing each stage."""
         return tuple(sum(self.graph.op[name].seconds for name in stage) for stage in self.recomputable)
 
     @cached_property

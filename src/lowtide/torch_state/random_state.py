@@ -1,4 +1,4 @@
-"""Random ops that run again: their state is taken before the first run and put back for each later one."""
+"""Recomputed random ops: their state is saved before the first run and put back for each later one."""
 
 from __future__ import annotations
 

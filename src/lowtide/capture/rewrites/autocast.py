@@ -6,7 +6,7 @@ backward is expected in, and the state that it comes in is compared with that on
 
 Eager casts a weight once in an autocast region, however often it is read: the gradients of all its readers
 are added up in the lower precision and cast back once. A trace casts it for every reader, and adds up in
-single precision. `cast_once` makes it eager's form again, bit for bit.
+single precision. `cast_once` brings eager's form back, bit for bit.
 
 A few operators are one kernel that calls matrix products inside. Under autocast these products are cast in
 eager; in a captured step they are called with autocast off, so `cast_inside` puts it back around them.

@@ -2,7 +2,7 @@
 
 The traced graph holds a functional BatchNorm that returns new running statistics, which are copied into the
 buffers at the end; on a GPU it does not use cuDNN and was seen to cost ResNet-50 19 % of its step. Here it
-becomes the operator that eager would pick. When the op runs again, it runs without statistics: they are
+becomes the operator that eager would pick. When the op is recomputed, it runs without statistics: they are
 updated exactly once per step, and its other outputs do not depend on them.
 """
 
@@ -57,13 +57,13 @@ RECOMPUTED_BY: dict[Callable[..., Any], Callable[..., Any]] = {
     batch_norm: batch_norm_again,
     cudnn_batch_norm: cudnn_batch_norm_again,
 }
-"""What runs when an op runs again, for the ops where that is not the op itself."""
+"""What runs when an op is recomputed, for the ops where that is not the op itself."""
 
 UPDATES_STATISTICS = frozenset(RECOMPUTED_BY)
 
 
 def recomputed_args(node: fx.Node) -> tuple[Any, ...]:
-    """The arguments of an op that runs again: without statistics, which another call may have updated."""
+    """The arguments of an op that is recomputed: without statistics, which another call may have updated."""
     if node.target not in RECOMPUTED_BY:
         return node.args
     x, weight, bias, _, _, momentum, eps = node.args

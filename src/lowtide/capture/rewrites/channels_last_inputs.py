@@ -1,10 +1,10 @@
-"""Given tensors that Inductor turns: copied with their channels last once, and read so by everything.
+"""Inputs that Inductor holds channels-last: copied so once, and read so by everything.
 
-Where Inductor turns the layouts of convolutions, it also turns what is given (a batch of images, weights that
-are larger than 1x1) and goes into one: as the step begins, if the backward is to have it. The copy is then
+Where Inductor makes convolutions channels-last, it also copies inputs (a batch of images, weights that are
+larger than 1x1) that go into one: as the step begins, if the backward is to have them. The copy is then
 what the forward hands over, so it is alive until its last use in the backward. Here the copy becomes part of
-the step, made where it is first read, so that it is planned; what makes it is never run again, since for that
-the tensor itself would be handed over, and that is what Inductor turns.
+the step, made where it is first read, so that it is planned; it is never recomputed, since for that
+the tensor itself would be handed over, and that is what Inductor copies.
 
 Limits: what no run in the backward reads is copied beside each convolution that reads it, and not at all for
 a loop; there a plan has a copy for a while that may not be.
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 
 def copy_channels_last_once(graph: fx.Graph, primals: Iterable[fx.Node]) -> None:
-    """Let everything that reads a given tensor that is turned read one copy of it."""
+    """Let everything that reads an input which Inductor would copy read one copy of it."""
     before = feeding(graph, graph.find_nodes(op="call_function", target=aten.convolution.default))
     written = {node.args[0] for node in mutations(graph)}
     for primal in primals:

@@ -36,7 +36,7 @@ def keep_mutated_inputs(graph: fx.Graph, primals: Sequence[fx.Node], tangents: S
     """Clone an input before the forward overwrites it, where its old value may be needed afterwards.
 
     The backward must read the clone; forward readers do when it is small beside what they make, so that
-    they may run again. Other readers of an overwritten input run once.
+    they may be recomputed. Other readers of an overwritten input run once.
     """
     backward = depends_on(graph, tangents)
     mutated = {node.args[0] for node in mutations(graph)}
@@ -71,7 +71,7 @@ def _is_small(primal: fx.Node, readers: Sequence[fx.Node]) -> bool:
 
 
 def look_anew(node: fx.Node, old: torch.Tensor) -> None:
-    """Derive the fake tensors of a view again, and of views of it, after what it looks at was replaced."""
+    """Derive the fake tensors of a view anew, and of views of it, after what it looks at was replaced."""
     if node.op != "call_function" or all(storage_of(t) != storage_of(old) for t in tensors_of(node)):
         return
     _derive(node, old)

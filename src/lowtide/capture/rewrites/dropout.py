@@ -35,7 +35,7 @@ def dropout_again(state: torch.Tensor, device: str, x: Any, p: float) -> Any:
 
 
 RANDOM: dict[Callable[..., Any], Callable[..., Any]] = {dropout: dropout_again}
-"""Functions that draw random numbers, and what runs in their place when they run again."""
+"""Functions that draw random numbers, and what runs in their place when they are recomputed."""
 
 
 def as_in_eager(graph: fx.Graph) -> None:

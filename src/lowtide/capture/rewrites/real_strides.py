@@ -50,7 +50,7 @@ class _Settling:
                 self.correct(node)
 
     def follow(self, node: fx.Node) -> None:
-        """Derive a node's fake tensors again after those that it reads were replaced."""
+        """Derive a node's fake tensors anew after those that it reads were replaced."""
         source = node.args[0] if node.args else None
         if is_item(node):
             self.put(node, source.meta["val"][node.args[1]])  # type: ignore[union-attr,index]

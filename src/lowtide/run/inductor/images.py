@@ -1,7 +1,7 @@
 """Images that a compiled forward hands to its backward: channels last, as its convolutions hold them.
 
-Where Inductor turns the layouts of convolutions, it turns what stands before the last of them. What stands
-after (the last normalisation, an activation) it hands over with the channels first, unless the graph says
+Where Inductor makes convolutions channels-last, it does so up to the last of them. What comes after (the last
+normalisation, an activation) it hands over with the channels first, unless the graph says
 otherwise; the backward would begin with a transposed gradient, which the first convolution copies.
 """
 

@@ -1,12 +1,13 @@
 """Plans from the smallest cuts behind the bound: what to save across the end of the forward.
 
-Problem: which values should wait across the end of the forward, if what is not saved runs again when needed?
+Problem: which values should wait across the end of the forward, if what is not saved is recomputed when
+needed?
 
-Method: at each price per byte the smallest cut of the moment (see `method`) says which ops run again, for
-the least seconds plus price times bytes. The prices where the answer changes are found by halving the
-interval between two known cuts where their lines cross. Each op that runs again does so right before the
-first run that reads it. This is what the min-cut partitioner of torch.compile solves at one price, here at
-all of them and judged by its peak.
+Method: at each price per byte the smallest cut of the moment (see `method`) says which ops are recomputed,
+for the least seconds plus price times bytes. The prices where the answer changes are found by halving the
+interval between two known cuts where their lines cross. Each op is recomputed right before the first run that
+reads it. This is what the min-cut partitioner of torch.compile solves at one price, here at all of them and
+judged by its peak.
 
 Complexity: one smallest cut per plan, at most `CUTS` of them.
 
@@ -29,7 +30,7 @@ CUTS = 32
 
 
 def cut_orders(graph: Graph) -> Iterator[tuple[list[str], list[str]]]:
-    """The orders of runs of the smallest cuts, without repetition, from few runs again to many."""
+    """The orders of runs of the smallest cuts, without repetition, from few recomputations to many."""
     step = RequiredOps(graph)
     if not step.once:
         return

@@ -28,9 +28,9 @@ seconds rounded down.
 Complexity: about eight cuts per moment, each some ten rounds of O(ops + reads). A cut that takes more than
 `ROUNDS` of them is stopped, which leaves a valid but smaller bound.
 
-Limits: one moment at a time, so it sees what runs again once, not what must run again several times; it
-is close where half of the memory is asked for and weak near the smallest peak. Proven up to the rounding of
-adding up floating-point seconds.
+Limits: one moment at a time, so it sees what is recomputed once, not what must be recomputed several times;
+it is close where half of the memory is asked for and weak near the smallest peak. Proven up to the rounding
+of adding up floating-point seconds.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def lower_bound(graph: Graph, budget: int) -> float:
 
 @dataclass(frozen=True)
 class Line:
-    """What one choice of (S, A, P) costs: seconds run again, and bytes at the moment."""
+    """What one choice of (S, A, P) costs: seconds of recomputation, and bytes at the moment."""
 
     seconds: int
     bytes: int
@@ -74,7 +74,7 @@ class Line:
 
 
 def _extra(network: CutNetwork, budget: int, known: int) -> int | None:
-    """Units of time that must be spent again, known before or because of a moment; None if nothing fits."""
+    """Units of recomputation that must be, known before or because of a moment; None if nothing fits."""
     limit = budget - network.size
     everything_recomputed = Line(sum(network.seconds), 0)
     fewest = network.cut(everything_recomputed.seconds + 1)[0] or everything_recomputed

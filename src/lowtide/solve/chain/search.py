@@ -96,7 +96,7 @@ def walk(sizes: Sequence[int], least: Sequence[int], budget: int, fits: Law | No
 def long_end(sizes: Sequence[int], law: Law, budget: int) -> tuple[int, ...]:
     """The kept outputs under a budget with the longest last segment, for a budget that can be met; O(n²).
 
-    Where the last segment need not run again, because its backward comes first, this runs least again. The
+    The last segment need not be recomputed where its backward comes first: then this recomputes least. The
     fewest bytes kept up to j, c(j) = d_j + min { c(i) : c(i) + U(i, j) <= budget }, say which ends are open.
     """
     last = len(sizes) - 1

@@ -1,12 +1,12 @@
-"""The choice of what runs again as a mixed-integer linear programme in stages.
+"""The choice of what is recomputed as a mixed-integer linear programme in stages.
 
 Problem: the fastest schedule under a budget whose first runs are in a given order.
 
 Method: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization" (2020), over
 values instead of ops and with the simulator's rules. Stage t ends with the first run of op t; before that,
-earlier ops may run again, each at most once and in order. Columns, all 0 or 1:
+earlier ops may be recomputed, each at most once and in order. Columns, all 0 or 1:
 
-    R[t, i]     op i runs again in stage t, i < t
+    R[t, i]     op i is recomputed in stage t, i < t
     X[t, i, v]  value v is there after the place of op i in stage t; one column from use to use of v
 
 Between two uses nothing is gained by dropping a value, so X changes only where an op may read or write v,
@@ -16,7 +16,7 @@ and the end of a stage is the start of the next one. Rows:
     given and held bytes + Σ bytes X before i + (writes and workspace of i) R[t, i] ≤ budget
     the same between forward and backward, with the tangents and the graph's `boundary`
 
-L[t, i] says that op i runs again in stage t or later. While it is 1, the saved state of a random op takes
+L[t, i] says that op i is recomputed in stage t or later. While it is 1, the saved state of a random op takes
 room. It also makes the relaxation as strong as a cut of `bound` at every stage's start:
 
     L[t, i] ≤ X at the start of t + L[t, w], for each v that i reads and its writer w; L[t, i] = 1 for i ≥ t
@@ -90,7 +90,7 @@ class Stages:
             self.cross_boundary()
 
     def find_last_uses(self) -> tuple[dict[str, int], list[int]]:
-        """The last stage in which each value may be read, and in which it helps to run each op again."""
+        """The last stage in which each value may be read, and in which it helps to recompute each op."""
         last_use: dict[str, int] = {}
         last_again = [-1] * len(self.ops)
         for place in range(len(self.ops) - 1, -1, -1):
@@ -112,7 +112,7 @@ class Stages:
         self.rows.append(Row(terms, limit, in_bytes))
 
     def add_runs(self) -> None:
-        """Columns for what runs again in a stage, and in that stage or a later one."""
+        """Columns for what is recomputed in a stage, and in that stage or a later one."""
         self.again: dict[tuple[int, int], int] = {}
         self.later: dict[tuple[int, int], int] = {}
         for place, op in enumerate(self.ops):
@@ -134,7 +134,7 @@ class Stages:
         self.run_first(stage)
 
     def tighten(self, stage: int) -> None:
-        """What is read from this stage on is there now, or is written again from this stage on."""
+        """What is read from this stage on is there now, or is recomputed from this stage on."""
         for place, op in enumerate(self.ops):
             reader = self.later.get((stage, place))
             if reader is None and place < stage:
@@ -221,7 +221,7 @@ class Stages:
         ]
 
     def choices(self, schedule: Schedule) -> dict[int, float] | None:
-        """The columns of what a schedule runs again, or None when it does not go in stages."""
+        """The columns of what a schedule recomputes, or None when it does not go in stages."""
         chosen = dict.fromkeys(self.again.values(), 0.0)
         stage, last = 0, -1
         for place in (self.place[step.op] for step in schedule.steps if isinstance(step, Run)):

@@ -109,7 +109,7 @@ class _Pools:
 
 
 def ends(family: Tables, budget: int, least: Least, *, coarse: bool, price: float) -> Ends:
-    """The bounds from each set to V; the cost is time run again, or time cached where `coarse` is asked."""
+    """The bounds from each set to V; the cost is recomputation, or time cached where `coarse` is asked."""
     sweep = _Sweep(family, budget, least, coarse, price)
     for target in range(len(family.sets) - 2, -1, -1):
         sweep.leap(target)

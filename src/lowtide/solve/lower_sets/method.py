@@ -4,7 +4,7 @@ Problem: choose which intermediates of a forward to keep, when the forward is a 
 
 Method: Kusumoto, Inoue, Watanabe, Akiba, Koyama, "A Graph Theoretic Framework of Recomputation Algorithms for
 Memory-Efficient Backpropagation" (2019). An increasing sequence of lower sets cuts the forward into segments;
-what crosses a cut is cached, all else of a segment is dropped and runs again right before the backward first
+what crosses a cut is cached, all else of a segment is dropped and recomputed right before the backward first
 needs something of it. (An op with several outputs may have one that crosses and a large one that only the
 backward reads, as max pooling has; each sequence is tried with the latter kept and with it dropped.)
 

@@ -2,7 +2,7 @@ r"""From a sequence of lower sets to an order of runs.
 
 With ∅ = L_0 ⊂ L_1 ⊂ ... ⊂ L_k = V and segments V_i = L_i \ L_(i-1), the forward runs as ever. What is in
 V_i but not in b(L_i) is dropped, for i < k; before the first op of the backward that reads something dropped
-of V_i, those ops of V_i run again, in order, that the backward needs. Where the drops go is liveness, in
+of V_i, those ops of V_i are recomputed, in order, that the backward needs. Where the drops go is liveness, in
 `order`. O(ops + reads + writes).
 """
 

@@ -6,7 +6,7 @@ Method: Kusumoto et al. 2019, algorithm 1. With dp[∅] = {(0, 0)}, sets in orde
         if m + 2 (M(L') - M(L)) + tail(L') <= B:  push (t + T(W), m + M(W)) to dp[L']
 
 where t is the time that is kept, m the bytes that are cached, and a label goes when another one keeps as much
-in as few bytes. The last segment is not run again, so V gets t + T(V \ L). *Time-centric* is the label of V
+in as few bytes. The last segment is not recomputed, so V gets t + T(V \ L). *Time-centric* is the label of V
 that keeps the most time. *Memory-centric* is the coarsest sequence: the least time cached, T(U). It caches
 little and makes long segments, of which liveness frees more afterwards. The smallest feasible budget is found
 by bisection on `least_cached`; each sequence found lowers the upper end to its own peak.

@@ -1,7 +1,7 @@
 """Blocks under a budget: recomputation at many levels, planned by a dynamic programme over the whole graph.
 
 Problem: the fastest schedule of a captured graph under a budget, where blocks may keep all, some or none of
-what their backward reads, and may run again several times.
+what their backward reads, and may be recomputed several times.
 
 Method: the graph becomes a chain of blocks with several ways to keep each (see `blocks`), at two or
 three resolutions: a few large blocks with many ways, which is best for mild budgets, and many small ones with
@@ -13,8 +13,8 @@ at too.
 Complexity: the tables take about a second for 1000 ops and are remembered for the last few graphs; a
 budget then takes some twenty simulations.
 
-Limits: what leaves a block is kept until its backward unless the whole block runs again. First runs stay in
-program order. Graphs with few cheap cuts have few good blocks.
+Limits: what leaves a block is kept until its backward unless the whole block is recomputed. First runs stay
+in program order. Graphs with few cheap cuts have few good blocks.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ of its forward and of its backward. A captured graph has ops.
 
 Method: in the manner of Zhao, Le Hellard, Eyraud-Dubois, Gusak, Beaumont, "Rockmate" (2023), with a greedy
 choice in place of their integer programme. Of the values that the block's backward reads one after the
-other is dropped, the least seconds per byte first, where a dropped value is computed again from what crosses
+other is dropped, the least seconds per byte first, where a dropped value is recomputed from what crosses
 into the block and from what is still kept. A few of these sets become ways. In the backward a dropped value
 is computed right before its first reader. Sizes and temporaries are measured by replaying the runs.
 
@@ -136,7 +136,7 @@ class Block:
 
     @cached_property
     def writer(self) -> dict[str, Op]:
-        """The op that may write each value of the block again."""
+        """The op that may recompute each value of the block."""
         ops = [self.places.graph.op[name] for name in self.forward]
         return {v: op for op in ops if op.kind != "pinned" for v in op.writes if v in self.places.size}
 
@@ -241,7 +241,7 @@ class Block:
             yield value, self.places.seconds(runs)
 
     def _price(self, value: str, kept: set[str], again: set[str]) -> tuple[float, set[str]]:
-        """The seconds per byte of computing a value again instead of keeping it, and the runs it takes."""
+        """The seconds per byte of recomputing a value instead of keeping it, and the runs it takes."""
         runs = self._closure([value], kept, again)
         return self.places.seconds(runs) / max(self.places.size[value], 1), runs
 
@@ -257,7 +257,7 @@ class Block:
         return runs
 
     def _back(self, kept: set[str]) -> list[str]:
-        """The backward with each dropped value computed again right before its first reader."""
+        """The backward with each dropped value recomputed right before its first reader."""
         op, there = self.places.graph.op, set(kept)
         runs: list[str] = []
         for name in self.backward:

@@ -5,7 +5,7 @@ Problem: bring the resident bytes of every run of a tape under a budget, for lit
 Method: let the *excess* be the sum over runs of the bytes above the budget: an area, because it sees
 progress that the maximum hides. A *gap* is a stretch between two neighbouring events of a value over which
 it is only waiting; the first event belongs to it where its run could write in the value's place. A move
-closes a gap: the value is dropped after the first event and its op runs again right before the second; what
+closes a gap: the value is dropped after the first event and recomputed right before the second; what
 that op reads and is gone by then is kept or recomputed in turn (see `moves`). Moves are taken by least extra
 seconds per (excess removed)^exponent until the excess is zero. Then repeated runs that the budget does not
 need are taken away, dearest first.

@@ -1,7 +1,7 @@
 """The moves of the greedy descent: ways to close a gap, and what each of them would do.
 
 Problem: a value waits between two neighbouring events while there is too much on the device. Dropping it
-there means to run its op again right before the second event, and what that op reads may be gone by then.
+there means to recompute it right before the second event, and what that op reads may be gone by then.
 
 Method: three policies for inputs that are gone (keep them until there, keep them only where that fits the
 budget, recompute them in turn) give up to three lists of ops to run. Where a later run recomputes one of

@@ -12,7 +12,7 @@ Method, in this order:
    above it.
 3. *Bisect*: between the last target reached and the first one missed, look for the smallest peak.
 4. *Improve*: take some repeated runs of a plan away at random, within a random part of the step, and
-   descend again with some noise in the scores; keep what is better. As long as the effort allows.
+   descend anew with some noise in the scores; keep what is better. As long as the effort allows.
 5. *Up*: fill the space between the targets by taking repeated runs away as the budget grows.
 6. *Anneal*, on graphs of up to a hundred ops: put single runs in and out at random, cooling down.
 
@@ -261,7 +261,7 @@ class Search:
             self.tell(0.6 + 0.3 * min(edits / self.effort.edits, 1))
 
     def up(self) -> None:
-        """Fill the ladder between the targets: let go of what is run again as the budget grows."""
+        """Fill the ladder between the targets: let go of recomputations as the budget grows."""
         first = self.least()
         low, found = first.peak, self.tape(first.order.tolist())
         for step in range(1, self.effort.fine):

@@ -14,7 +14,7 @@ events before it of the values that it reads or writes.
 Complexity: an edit takes O(log events + length of the changed intervals) per value, the latter in numpy.
 When the space between two runs is used up, `widen` moves all that comes later in O(runs + reads + writes).
 
-Limits: a first run stays where it is as long as anything reads it before the op runs again.
+Limits: a first run stays where it is as long as anything reads it before the op's next run.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ class Tape:
         self.low, self.high = min(self.low, first, was), max(self.high, first, was)
 
     def vain(self, op: int) -> bool:
-        """Whether an op's first run is for nothing: it runs again, in the same phase, before it is read."""
+        """Whether an op's first run is for nothing: the next, in the same phase, comes before any read."""
         facts, runs = self.facts, self.runs[op]
         if not facts.can_wait[op] or len(runs) < 2:
             return False

@@ -9,7 +9,7 @@ and m slots (`schedule`, `replay`), `steps` cuts a graph into about equal steps,
 each way, the largest number of slots that fits is found by bisection on the simulator, as more slots never
 take more runs. The fastest schedule of all wins, or the one with the smallest peak when none fits.
 
-What is stored needs no actions of its own here: a state that is read again before it is written again waits
+What is stored needs no actions of its own here: a state that is read before it is next written waits
 in memory, so the order of runs says it all (see `order`). For n equal ops whose backward reads the input, m
 slots of "hidden" give the optimum: `forward_count(n, m)` less n - 1 forward runs, as no step runs once more
 just before its backward.

@@ -1,7 +1,7 @@
 """Loops of unknown length: which states to keep while the loop runs, and how to differentiate it afterwards.
 
 Problem: a loop runs until a condition stops it. At every state it must be decided, with no knowledge of how
-many steps will follow, whether to keep it and which kept one to free for it, so that few steps run again
+many steps will follow, whether to keep it and which kept one to free for it, so that few steps are recomputed
 wherever the loop stops. Slots are those of `forward_count` with "hidden": one is the start state's, and the
 state that the loop is at lies in the workspace.
 
@@ -60,7 +60,7 @@ class Online:
     """Chooses the states to keep of a loop whose length nobody knows.
 
     `leave` is told of each state before the loop runs on from it. Wherever the loop stops, `kept` are the
-    states for `finish` to go on from, and no step is run again more than `reruns` times.
+    states for `finish` to go on from, and no step is recomputed more than `reruns` times.
 
         >>> online = Online(slots=2)
         >>> [online.leave(state).keep for state in range(4)]

@@ -3,13 +3,13 @@
 Problem: as in `table`, but with sizes as they are. A stored state takes `state` bytes, the recording of a
 step (all that its backward reads, the state that it hands on included) takes `record` bytes, and
 `room` bytes are there for both, beside one step that is being worked on. Which states are stored, which steps
-are recorded, so that the fewest steps run again?
+are recorded, so that the fewest steps are recomputed?
 
 Method: the "mixed" strategy of Gruslys et al. 2016, in another shape. As a recording takes no less than the
-state that is part of it, it never pays to store one while steps further on run again: storing states only,
-and recording a *leaf* of several steps at the end of each descent, takes as few runs (compared with the full
-recurrence over both kinds in the tests). With j states stored, a leaf may have
-L(j) = 1 + floor((room - j·state) / record) steps: leaves taper off to the right. So
+state that is part of it, it never pays to store one while steps further on are recomputed: storing states
+only, and recording a *leaf* of several steps at the end of each descent, takes as few runs (compared with the
+full recurrence over both kinds in the tests). With j states stored, a leaf may have L(j) = 1 + floor((room -
+j·state) / record) steps: leaves taper off to the right. So
 
     F(t, j) = t                                               if t ≤ L(j),
     F(t, j) = min over y of  y + F(t-y, j+1) + F(y, j)        otherwise.

@@ -439,7 +439,7 @@ static void take_out(Annealing *a) {
     }
 }
 
-/* Run an op again at a slot, and right before it now and then what it reads. */
+/* Recompute at a slot, and right before it now and then what the op reads. */
 static void put_in(Annealing *a, i32 op, i32 slot) {
     Tape *t = a->tape;
     const Facts *f = t->facts;
@@ -452,7 +452,7 @@ static void put_in(Annealing *a, i32 op, i32 slot) {
     }
 }
 
-/* Close some gap: run its writer again, right before its end or anywhere inside. */
+/* Close some gap: recompute its value, right before its end or anywhere inside. */
 static void close_gap(Annealing *a) {
     Tape *t = a->tape;
     const Facts *f = t->facts;

@@ -260,7 +260,7 @@ static void tape_insert(Tape *t, i32 op, i32 slot) { tape_edit(t, op, slot, 1); 
 
 static void tape_remove(Tape *t, i32 slot) { tape_edit(t, t->at[slot], slot, -1); }
 
-/* Whether an op's first run is for nothing: it runs again, in the same phase, before anything reads it. */
+/* Whether an op's first run is for nothing: the next, in the same phase, comes before any read. */
 static int tape_vain(const Tape *t, i32 op) {
     const Facts *f = t->facts;
     const Slots *runs = &t->runs[op];
