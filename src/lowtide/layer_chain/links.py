@@ -36,8 +36,8 @@ def find_links(layers: Sequence[nn.Module], sample: torch.Tensor) -> list[Link]:
         changed = held(before, "version") != version
         if changed and storage_key(before) == storage_key(start):
             raise LowtideError(
-                f"{name_layer(layers, index)}: it changes the sample in place, so it could not be recomputed;
-                " "use inplace=False there"
+                f"{name_layer(layers, index)}: it changes the sample in place, so it could not be "
+                "recomputed; use inplace=False there"
             )
         tied = tied or changed or storage_key(value) == storage_key(before)
         links = [*links[:-1], _joined(links[-1], link)] if tied and links else [*links, link]
