@@ -1,6 +1,7 @@
 """What users get: the fastest plan that is found under a budget.
 
-Problem: given a graph and a budget, choose what is recomputed and when, for the least extra time.
+Problem: given a graph and a budget, choose what is recomputed and when, for the least extra time: selective
+rematerialisation (selective activation checkpointing), value by value and on any graph.
 
 Method: a *ladder* of undominated plans that does not depend on the budget (see `search` for how it is
 found, and `ladder`). `auto` returns the fastest rung that fits. So a larger budget never gives a slower

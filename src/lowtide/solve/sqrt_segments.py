@@ -1,4 +1,4 @@
-"""Segments: the baseline that everyone cites.
+"""Segments: activation checkpointing as everyone cites it.
 
 Problem: spend about one more forward to hold O(√n) instead of O(n) activations.
 

@@ -15,7 +15,8 @@ that run after the moment, P those that ran before it. Of any schedule it is tru
 - an op in both A and P runs twice: its seconds come on top of running all once. No pinned op is in both.
 
 The least such extra over all (S, A, P) is therefore a lower bound. Without the budget's row it is a smallest
-cut (see `mincut`); with the row it is hard, so the row goes into the objective with a price λ ≥ 0 per byte:
+cut (see `mincut`); with the row it is hard, so the row goes into the objective with a price λ ≥ 0 per byte
+(Lagrangian relaxation):
 
     extra ≥ max over λ of  min over (S, A, P) of  seconds(A ∩ P) + λ (bytes(S, A, P) - limit)
 

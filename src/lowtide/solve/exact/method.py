@@ -2,11 +2,11 @@
 
 Problem: of all schedules under a budget, find a fastest one and prove that there is no faster one.
 
-Method: the programme of `model`, a Checkmate-like model with the simulator's rules, solved by branch and
-bound with HiGHS. The search starts from what `auto` finds, and ends there if `bound` proves that to be the
-fastest in any order. The bytes of a row are divided by their greatest common divisor. What HiGHS hands back
-is replayed by the simulator: if its seconds or its peak are not what HiGHS claims, that is an error and no
-result.
+Method: the programme of `model`, which is that of Checkmate (Jain et al. 2020) with the simulator's rules,
+solved by branch and bound with HiGHS. The search starts from what `auto` finds, and ends there if `bound`
+proves that to be the fastest in any order. The bytes of a row are divided by their greatest common divisor.
+What HiGHS hands back is replayed by the simulator: if its seconds or its peak are not what HiGHS claims, that
+is an error and no result.
 
 The optimum is over schedules whose first runs are in program order or in the order of `auto`'s plan, and in
 which an op runs at most once between two first runs. A bound for all orders is in `bound`. The programme does

@@ -2,13 +2,14 @@
 
 Problem: bring the resident bytes of every run of a tape under a budget, for little extra time.
 
-Method: let the *excess* be the sum over runs of the bytes above the budget: an area, because it sees
-progress that the maximum hides. A *gap* is a stretch between two neighbouring events of a value over which
-it is only waiting; the first event belongs to it where its run could write in the value's place. A move
-closes a gap: the value is dropped after the first event and recomputed right before the second; what
-that op reads and is gone by then is kept or recomputed in turn (see `moves`). Moves are taken by least extra
-seconds per (excess removed)^exponent until the excess is zero. Then repeated runs that the budget does not
-need are taken away, dearest first.
+Method: let the *excess* be the sum over runs of the bytes above the budget: an area, because it sees progress
+that the maximum hides. A *gap* is a stretch between two neighbouring events of a value over which it is only
+waiting; the first event belongs to it where its run could write in the value's place. A move closes a gap:
+the value is dropped after the first event and recomputed right before the second; what that op reads and is
+gone by then is kept or recomputed in turn (see `moves`). Moves are taken by least extra seconds per (excess
+removed)^exponent until the excess is zero. (DTR, Kirisame et al. 2021, evicts by seconds per byte and
+staleness while a step runs; here the whole step is known, so a gain is counted where it matters.) Then
+repeated runs that the budget does not need are taken away, dearest first.
 
 The next move comes from a heap that starts with optimistic scores (the value's whole gap gains, only its
 own op costs) and evaluates a move only when it comes up: applied to the tape, measured, taken back. Gains

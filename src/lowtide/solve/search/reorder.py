@@ -3,9 +3,9 @@
 Problem: program order is what autograd happened to record. A weight gradient that is formed at the end holds
 its layer's input and gradient all that time; one that frees nothing yet could wait.
 
-Method: list scheduling. At every step the next op is the first in program order, but an op that is ready
-and leaves fewer bytes than it found goes before it (`eager`), and, in the other order, an op that frees
-nothing is put off until something reads it or until it does free (`lazy`). Bytes are counted as when
+Method: list scheduling (Graham 1966). At every step the next op is the first in program order, but an op that
+is ready and leaves fewer bytes than it found goes before it (`eager`), and, in the other order, an op that
+frees nothing is put off until something reads it or until it does free (`lazy`). Bytes are counted as when
 everything is kept. Random and pinned ops keep their order among themselves, so that the random numbers stay
 what they were, and the forward stays before the backward.
 

@@ -11,10 +11,12 @@ Method, in this order:
 2. *Plant* the plans of other methods (see `seeds`), and *graft*: descend to each target from the plans right
    above it.
 3. *Bisect*: between the last target reached and the first one missed, look for the smallest peak.
-4. *Improve*: take some repeated runs of a plan away at random, within a random part of the step, and
-   descend anew with some noise in the scores; keep what is better. As long as the effort allows.
+4. *Improve* (ruin and recreate, Schrimpf et al. 2000; large neighbourhood search, Shaw 1998): take some
+   repeated runs of a plan away at random, within a random part of the step, and descend anew with some noise
+   in the scores; keep what is better. As long as the effort allows.
 5. *Up*: fill the space between the targets by taking repeated runs away as the budget grows.
-6. *Anneal*, on graphs of up to a hundred ops: put single runs in and out at random, cooling down.
+6. *Anneal* (simulated annealing, Kirkpatrick et al. 1983), on graphs of up to a hundred ops: put single runs
+   in and out at random, cooling down.
 
 Nothing here depends on a budget, on the clock or on a random seed of the process: the effort is counted in
 edits of the tape, and the noise is a hash. So the same graph gets the same ladder.

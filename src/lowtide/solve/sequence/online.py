@@ -5,14 +5,15 @@ many steps will follow, whether to keep it and which kept one to free for it, so
 wherever the loop stops. Slots are those of `forward_count` with "hidden": one is the start state's, and the
 state that the loop is at lies in the workspace.
 
-Method: Wang, Moin, Iaccarino, "Minimal Repetition Dynamic Checkpointing Algorithm for Unsteady Adjoint
-Calculation" (2009) and Stumm, Walther, "New Algorithms for Optimal Online Checkpointing" (2010). Let R be the
-reruns of a step that are allowed by now, and β(s, r) = binom(s+r, s). The part from one kept state to the
-next is solved with the s slots that are free by then, and has at most R reruns of each step if it is of at
-most β(s, R-1) steps. A kept state is dispensable if the part that it would leave is no longer than that.
-(Wang et al. mark such states by levels; lengths hold for any order of freeing them.) When the slots are full,
-a dispensable state makes room; where there is none the new state is passed by, and once more than R steps
-lie after the last kept state, R becomes R + 1. What is left open is which dispensable state to free:
+Method: online (or dynamic) checkpointing. Wang, Moin, Iaccarino, "Minimal Repetition Dynamic Checkpointing
+Algorithm for Unsteady Adjoint Calculation" (2009) and Stumm, Walther, "New Algorithms for Optimal Online
+Checkpointing" (2010). Let R be the reruns of a step that are allowed by now, and β(s, r) = binom(s+r, s). The
+part from one kept state to the next is solved with the s slots that are free by then, and has at most R
+reruns of each step if it is of at most β(s, R-1) steps. A kept state is dispensable if the part that it would
+leave is no longer than that. (Wang et al. mark such states by levels; lengths hold for any order of freeing
+them.) When the slots are full, a dispensable state makes room; where there is none the new state is passed
+by, and once more than R steps lie after the last kept state, R becomes R + 1. What is left open is which
+dispensable state to free:
 
 - The first one: every part is filled to its β(s, R-1) steps, and R stays the least there is for a loop of
   this length, the one with β(slots, R-1) ≤ steps < β(slots, R). The number of runs is the least too, but only
