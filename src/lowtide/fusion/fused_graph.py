@@ -38,6 +38,7 @@ _MOST_INSIDE = 48  # nodes: what is longer makes kernels that are slow to compil
 def fuse(trace: Trace, lifted: Lifted) -> Lifted:
     """The graph with inlined ops taken into their readers."""
     fused = _Fusing(trace, lifted).fused()
+    # Which loops belong together shows only in the fused graph, so it is fused twice where some do.
     closer = moved_together(lifted, fused)
     return fused if closer is lifted else _Fusing(trace, closer).fused()
 
@@ -71,9 +72,11 @@ class _Fusing:
             if self.may_inline(op) and self.is_worth_it(op):
                 self.inline.add(op.name)
         for op in self.graph.ops:
+            # Ops alike run in its kernel: what they read is at hand for the reduction, too.
             if self.kernels.ends_kernel(op):
                 self.take_in_what_is_free(self.expression[op.name], beside=self.kernels.alike(op))
         kernels = [self.kernel(op) for op in self.graph.ops if op.name not in self.inline]
+        # An op that every reader computes for itself is left out first: it must not pull others up.
         ops = self.early(self.needed(kernels))
         written = {name for op in ops for name in op.writes}
         gone = {name for op in self.graph.ops for name in op.writes} - written
@@ -115,6 +118,7 @@ class _Fusing:
     def may_run_inside(self, op: Op) -> bool:
         """Whether an op is a loop that others can compute for themselves."""
         node = self.lifted.node_of[op.name]
+        # An op with several outputs, or whose output is an item of a tuple, is no expression of a loop.
         alone = len(op.writes) == 1 and self.lifted.root_of[op.writes[0]] is node
         loop = self.how[op.name] == "loop" and not is_realized(node)
         return loop and alone and op.kind == "pure" and op.name not in self.choices
@@ -126,6 +130,7 @@ class _Fusing:
         (name,) = op.writes
         value = self.graph.value[name]
         readers = self.readers.get(name, [])
+        # Outputs and gradients must be in memory whoever reads them.
         if value.kind != "activation" or value.held or not readers:
             return False
         fuses = all(self.how[reader.name] != "apart" for reader in readers)
@@ -213,6 +218,7 @@ class _Fusing:
             return False
         if self.draws_inside(writer):
             return False
+        # Small reads (a mean per row, a scale) hardly cost anything and need not be there anyway.
         reads = self.large_reads(writer)
         return bool(reads) and there.issuperset(reads)
 
@@ -226,6 +232,7 @@ class _Fusing:
         read: set[str] = set()
         kept: list[Op] = []
         for op in reversed(ops):
+            # From the end, so that an op whose only reader went is found to be idle, too.
             idle = op.kind == "pure" and all(self.graph.value[n].kind == "activation" for n in op.writes)
             if not idle or not read.isdisjoint(op.writes) or has_effect(self.lifted.node_of[op.name]):
                 kept.append(op)
@@ -242,6 +249,7 @@ class _Fusing:
             writers = [writer[name] for name in op.reads if name in writer]
             writer.update((name, op.name) for name in op.writes)
             last = max(writers, key=place.__getitem__, default="")
+            # It stays in its phase: forward and backward are compiled apart.
             if last and self.writes_little(op) and self.graph.op[last].phase == op.phase:
                 place[op.name] = place[last]
                 followers.setdefault(last, []).append(op)
@@ -280,6 +288,7 @@ class _Fusing:
 
     def kernel(self, op: Op) -> Op:
         made = self.expression[op.name]
+        # A choice (an index, a rounding) that another kernel computes may come out differently: it runs once.
         pinned = op.kind != "pure" or op.name in self.choices
         reads = tuple(made.reads)
         kind: OpKind = "pinned" if pinned else "pure"

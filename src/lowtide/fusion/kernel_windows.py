@@ -48,6 +48,7 @@ class Kernels:
             for name in op.reads:
                 writer = self.lifted.graph.writer.get(name)
                 if writer is not None and self.window[writer.name] == window:
+                    # One level deeper for every long reduction on the way.
                     depth = max(depth, group[writer.name][1] + self.ends_kernel(writer))
             group[op.name] = (window, depth)
         return group

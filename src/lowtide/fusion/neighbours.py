@@ -49,11 +49,13 @@ class _Neighbours:
             return
         writer = self.fused.graph.writer[value].name
         inside = [node.name for node in self.fused.inside[op.name]]
+        # Of what is computed inside the op, the part that comes after the writer has to move with it.
         late = [name for name in inside if self.place[name] > self.place[writer]]
         if self.moved.isdisjoint(late) and not any(name in self.fused.graph.op for name in late):
             late.append(op.name)
             self.followers[writer] = late
             self.moved.update(late)
+            # So that a third loop can follow the moved one.
             self.place.update((name, self.place[writer]) for name in late)
 
     def may_follow(self, op: Op, value: str) -> bool:
@@ -61,6 +63,7 @@ class _Neighbours:
         writer = self.fused.graph.writer.get(value)
         if writer is None or self.how[writer.name] != "loop" or writer.phase != op.phase:
             return False
+        # In one window they fuse as they are; with another reader the value must wait in memory anyway.
         if self.window[writer.name] == self.window[op.name] or len(self.readers[value]) > 1:
             return False
         before = all(self.place_of(name) <= self.place[writer.name] for name in op.reads)

@@ -34,16 +34,19 @@ def traffic(lifted: Lifted, how: dict[str, Fusing]) -> dict[str, int]:
     ends: set[str] = set()
     size = {value.name: value.bytes for value in lifted.graph.values}
     for op in lifted.graph.ops:
+        # A kernel of its own: registers and cache do not outlive it.
         if parts(op, how):
             at_hand, ends, computed = set(), set(), set()
         if how[op.name] == "apart":
             continue
+        # The result of a long reduction is ready only when everything was read, so this begins a new kernel.
         if not ends.isdisjoint(op.reads):
             at_hand, ends, computed = set(), set(), set()
         nodes = [*lifted.inside[op.name], lifted.node_of[op.name]]
         reads = {name: part for name, part in _read(lifted, nodes).items() if name not in at_hand}
         moved[op.name] = sum(min(part, size[name]) for name, part in reads.items() if name in size)
         moved[op.name] += sum(size[name] for name in op.writes)
+        # Memory and arithmetic go on at the same time: the slower of the two counts.
         moved[op.name] = max(moved[op.name], as_traffic(node for node in nodes if node not in computed))
         computed.update(nodes)
         at_hand.update(op.reads, op.writes)

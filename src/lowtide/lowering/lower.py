@@ -112,9 +112,11 @@ class _Lowering:
         self.runs[op] += 1
         self.compute_inside(op)
         node = self.call(op, origin)
+        # The next op computes its own copies: shared ones would stay alive between the two.
         self.side.inside.clear()
         node.meta = dict(origin.meta)
         items = [user for user in origin.users if is_item(user)]
+        # A value that is still there was not dropped; the first copy stays the one that readers see.
         if not items and origin not in self.side.node:
             self.put(origin, self.in_memory(node) if op in self.lifted.kept else node)
         for item in items:
@@ -209,6 +211,7 @@ class _Lowering:
             if isinstance(step, Drop):
                 continue
             op = self.graph.op[step.op]
+            # Only a first run in the backward reads all that the op does.
             unread = self.unread_again(op.name) if self.runs[op.name] else ()
             needed.update((name, None) for name in op.reads if name not in written and name not in unread)
             written.update(op.writes)

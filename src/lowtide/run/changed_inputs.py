@@ -62,6 +62,7 @@ class Watch:
     """
 
     def __init__(self, inputs: Sequence[Watched] = ()) -> None:
+        # Sorted once, so that each look works on prefixes of one list.
         self.inputs = sorted(inputs, key=lambda each: (not each.size, not each.again))
         self.places = [each.place for each in self.inputs]
         self.again = sum(each.again for each in self.inputs)

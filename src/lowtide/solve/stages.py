@@ -170,6 +170,7 @@ def _thin(places: list[int], crossing: Sequence[int], most: int | None) -> list[
     """At most `most` - 1 of the cuts, evenly spread, each the cheapest of its neighbourhood."""
     if most is None or len(places) < most:
         return places
+    # most - 1 cuts make most stages: as many groups of neighbouring places, the cheapest of each.
     bounds = [len(places) * part // (most - 1) for part in range(most)] if most > 1 else [0]
     groups = [places[start:end] for start, end in pairwise(bounds)]
     return [min(group, key=lambda place: (crossing[place], place)) for group in groups if group]
@@ -188,6 +189,8 @@ def _split_backward(
     now = count - 1
     for name in backward:
         reads = (value for value in graph.op[name].reads if graph.value[value].droppable)
+        # Never later than the run before it: the stages of the backward then follow each other in program
+        # order.
         now = min((now, *(used[value] for value in reads if value in used)))
         stages[now].append(name)
     return tuple(map(tuple, stages))

@@ -35,6 +35,7 @@ def stand_together(scheduler: Any, node1: Any, node2: Any) -> bool:
     windows, small = _windows(scheduler)
     parts = [*node1.get_nodes(), *node2.get_nodes()]
     places = {windows[part.min_order] for part in parts if _written(part) > small}
+    # Large parts of two windows never fuse; where all are small it does not matter where they run.
     if len(places) != 1:
         return not places
     (place,) = places
@@ -61,6 +62,7 @@ def _windows(scheduler: Any) -> tuple[dict[int, int], int]:
 
     Copies into one concatenation are a single node of the scheduler; their places are those of its parts.
     """
+    # Asked for every pair that could fuse, so it is kept on the scheduler, which lives for one graph.
     known: tuple[dict[int, int], int] | None = getattr(scheduler, "_lowtide_windows", None)
     if known is None:
         parts = sorted(
@@ -108,6 +110,7 @@ class PlannedOrder(scheduler_pass()):  # type: ignore[misc]
         for index, needed in enumerate(needs):
             for other in needed:
                 readers[other].append(index)
+        # A topological order (Kahn's), of the ready nodes always the one that the plan has first.
         ready = [(place[index], index) for index, count in enumerate(waiting) if not count]
         heapq.heapify(ready)
         order: list[Any] = []
@@ -121,6 +124,7 @@ class PlannedOrder(scheduler_pass()):  # type: ignore[misc]
         return order
 
     def uuid(self) -> Any:
+        # Part of Inductor's cache key: to be counted up whenever the order changes, or old code is used.
         return "lowtide scheduler order 3"
 
 

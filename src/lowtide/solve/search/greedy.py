@@ -60,6 +60,7 @@ class Descent:
             if excess > LEAST_PROGRESS * before or tape.edits >= self.limit:
                 if self.moves.reach >= LONGEST or tape.edits >= self.limit:
                     return False
+                # Longer moves are tried only now, since trying them costs most.
                 self.moves.reach *= 4
         return True
 
@@ -67,6 +68,7 @@ class Descent:
         """Put every gap that covers a run above the budget on the heap, with an optimistic score."""
         tape, facts = self.tape, self.facts
         over = np.maximum(tape.mem - self.budget, 0)
+        # Prefix sums: the excess under any gap, and how many runs of it are too high, in O(1) each.
         area = np.concatenate(([0], np.cumsum(over))).tolist()
         count = np.concatenate(([0], np.cumsum(over > 0))).tolist()
         self.heap = []
@@ -77,7 +79,12 @@ class Descent:
             for before, after in pairwise(events):
                 start = tape.waits_from(value, before)
                 hot = count[after] - count[start]
+                # A gap that ends with the writer's own run is closed already: the value is written anew
+                # there.
                 if hot and tape.at[after] != writer:
+                    # Optimistic on both sides, so that no good move is missed: a run may be above by less
+                    # than the size, and the op's inputs may be gone. What is real is measured when the move
+                    # comes up.
                     gain = min(size * hot, area[after] - area[start])
                     self.push(value, after, Move(facts.seconds[writer], gain))
 
@@ -94,10 +101,13 @@ class Descent:
             if move is None:
                 continue
             best = self.heap[0][0] if self.heap else inf
+            # The score was out of date: back it goes with the true one. The tolerance keeps near-ties from
+            # being evaluated over and over.
             if move.score(self.exponent) > best + self.tolerance * abs(best):
                 self.push(value, after, move)
                 continue
             self.commit(move, after)
+            # Cheaper than summing the excess, and enough to stop.
             if self.tape.mem.max() <= self.budget:
                 return
 
@@ -106,6 +116,7 @@ class Descent:
         tape = self.tape
         if not count or tape.free_slots(after, count):
             return after
+        # Twice what is needed, since moves gather at the same places; else the next one would widen anew.
         slots = 2 * count + 4
         tape.widen(after, slots)
         # Slots keep their order, and so does the heap.
@@ -131,6 +142,7 @@ class Descent:
         tape, facts = self.tape, self.facts
         events = tape.events[value]
         index = events.index(slot)
+        # The gaps on both sides of the new run, and their neighbours, whose bytes it has changed.
         for at in range(max(index - 1, 1), min(index + 3, len(events))):
             before, after = events[at - 1], events[at]
             if tape.at[after] == facts.writer[value]:
@@ -166,12 +178,14 @@ def prune(tape: Tape, budget: int, *, limit: int | None = None) -> None:
             op = tape.at[slot]
             if tape.runs[op][0] == slot and not tape.vain(op):
                 continue
+            # Only the slots that the removal touches can have risen above the budget.
             tape.low, tape.high = len(tape.at), 0
             tape.remove(slot)
             if tape.mem[tape.low : tape.high + 1].max() > budget:
                 tape.insert(op, slot)
             else:
                 removed += 1
+        # One removal may make another possible (its inputs are needed for less long), so go on until none is.
         if not removed:
             return
 

@@ -44,6 +44,7 @@ class Move:
 
     def score(self, exponent: float) -> float:
         """Less is better; a move that costs nothing is ranked by what it gains."""
+        # A move may even save time, when it makes a later run superfluous: such moves come first.
         if self.seconds <= 0:
             return -self.gain
         return float(self.seconds / self.gain**exponent)
@@ -73,6 +74,7 @@ class Moves:
         ways: list[list[int]] = []
         for policy in POLICIES:
             runs = self.collect(value, after, policy)
+            # The three policies often agree; each distinct list is tried once.
             if runs and runs not in ways:
                 ways.append(runs)
         return ways
@@ -82,6 +84,8 @@ class Moves:
         best: Move | None = None
         for runs in ways:
             later = self.later(runs, after)
+            # Taking a later run away saves its seconds but keeps its value for longer: which is better is
+            # measured.
             for hoist in (True, False) if later else (False,):
                 move = self.measure(runs, later if hoist else [], after)
                 if move.gain > 0 and (best is None or move.score(self.exponent) < best.score(self.exponent)):
@@ -93,6 +97,8 @@ class Moves:
         facts = self.facts
         runs: list[int] = []
         seen: set[int] = set()
+        # Depth first, each op twice on the stack: once to visit its inputs, once (ready) to be run after
+        # them.
         todo = [(facts.writer[value], False)]
         while todo:
             op, ready = todo.pop()

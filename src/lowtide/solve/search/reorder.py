@@ -63,6 +63,7 @@ class _Scheduler:
         """The runs that must come before this one."""
         writers = (self.graph.writer.get(value) for value in op.reads)
         needs = {place[writer.name] for writer in writers if writer is not None}
+        # A chain through the ops that are not pure: each needs the one before it.
         if op.kind != "pure":
             fixed = (i for i in range(index - 1, -1, -1) if self.ops[i].kind != "pure")
             needs.update(i for i in (next(fixed, None),) if i is not None)
@@ -107,6 +108,7 @@ class _Scheduler:
         self.order.append(index)
         for value in self.ops[index].reads:
             self.left[value] -= 1
+            # Whoever reads it last now frees it.
             if self.left[value] == 1:
                 for other in self.readers[value]:
                     self.offer(other)

@@ -114,11 +114,13 @@ class Search:
         self.native = library() is not None
         self.effort = effort_for(len(graph.ops), self.native)
         self.ladder = Ladder()
+        # 200 more for small graphs, where a descent of few ops still needs many edits to get through.
         self.limit = MOST_EDITS * (len(graph.ops) + 200)
         orders = [self.facts.order(*order) for order in first_orders(graph)]
         tapes = [self.tape(order) for order in orders]
         for tape in tapes:
             self.note(tape)
+        # An order is judged by how low it could go (its largest single run), then by its peak.
         promises = [(self.facts.floor(o), tape.peak()) for o, tape in zip(orders, tapes, strict=True)]
         self.top, self.floor = tapes[0].peak(), min(promises)[0]
         # The orders of first runs to start from: those that can go lowest.
@@ -181,10 +183,12 @@ class Search:
             tapes = [self.attempt(last, target, EXPONENTS[0])]
             for exponent in list(fresh):
                 tapes.append(self.attempt(first, target, exponent))
+                # A fresh start that misses this target will hardly reach the lower ones.
                 if tapes[-1].peak() > target:
                     fresh.remove(exponent)
             fitting = [tape for tape in tapes if tape.peak() <= target]
             missed = 0 if fitting else missed + 1
+            # One miss can be bad luck of a greedy descent; two in a row hardly are.
             if missed == 2:
                 return
             if fitting:
@@ -242,6 +246,7 @@ class Search:
             if edits >= self.effort.edits:
                 return
             best = self.ladder.best(target)
+            # Nothing to improve at this target: look for a smaller peak instead.
             if best is None or not self.short(best.order):
                 best = self.least()
                 target = best.peak - 1 - int((best.peak - self.floor) * chance.choice((0.0, 0.02, 0.1)))
@@ -259,6 +264,8 @@ class Search:
             )
             tape.prune(max(target, tape.peak()))
             self.note(tape)
+            # Making a tape costs about an edit per op, and every turn some fixed time: counted, so that small
+            # moves do not make the search long.
             edits += tape.edits + len(self.graph.ops) + CALL
             self.tell(0.6 + 0.3 * min(edits / self.effort.edits, 1))
 
@@ -282,6 +289,7 @@ class Search:
         heat = (HEAT[0] * once, HEAT[1] * once)
         for sweep in range(self.effort.sweeps):
             budgets = self.tight_budgets()
+            # All sweeps together stay within MOST_STEPS, however many rungs the ladder has.
             steps = min(STEPS * ops, MOST_STEPS // (len(budgets) * self.effort.sweeps + 1))
             for budget in budgets:
                 start = self.ladder.best(budget) or self.ladder[0]

@@ -50,6 +50,7 @@ class Facts:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        # Numbers instead of names: the search asks millions of times, and C gets the same arrays.
         self.number = {op.name: index for index, op in enumerate(graph.ops)}
         self.boundary = len(graph.ops)
         droppable = [value for value in graph.values if value.droppable]
@@ -59,6 +60,8 @@ class Facts:
         tangents = [value for value in graph.values if value.kind == "tangent"]
         written = [list(op.writes) for op in graph.ops] + [[value.name for value in tangents]]
         self.writes = [[number[name] for name in names if name in number] for names in written]
+        # What may not be dropped (outputs, gradients) is no value of the tape: it is added for good by its
+        # writer's first run.
         self.held = [
             sum(graph.value[name].bytes for name in names if name not in number) for names in written
         ]
@@ -73,6 +76,7 @@ class Facts:
         self.state = [op.state for op in graph.ops] + [0]
         self.recomputable = [op.kind != "pinned" for op in graph.ops] + [False]
         read = {name for op in graph.ops for name in op.reads if name not in number}
+        # A reader outside the tape's events would not be seen, so an op with one must run where it stands.
         self.can_wait = [op.kind == "pure" and read.isdisjoint(op.writes) for op in graph.ops] + [False]
         self.fixed = graph.fixed_bytes + graph.given_bytes
         workspace = [op.workspace for op in graph.ops] + [graph.boundary]
@@ -135,6 +139,8 @@ class Tape:
         self.events: list[list[int]] = [[] for _ in facts.size]
         self.runs: list[list[int]] = [[] for _ in facts.own]
         change = np.zeros(length + 1, dtype=np.int64)
+        # Empty slots carry the bytes that cross them, sunk below zero: a maximum or an excess over a range of
+        # slots then needs no mask, and a run put there only adds SUNK back.
         self.mem = np.full(length, facts.fixed - SUNK, dtype=np.int64)
         for index, op in enumerate(order):
             slot = SPACING * (index + 1)
@@ -170,6 +176,7 @@ class Tape:
         """Put free slots before the run at `slot`: it and all later ones move back by that many."""
         facts, op = self.facts, self.at[slot]
         reads = sum(facts.size[value] for value in facts.reads[op])
+        # What crosses the new empty slots: all that is there at the run, less what the run itself adds.
         across = self.mem[slot] + self.saved[slot] - facts.own[op] + reads
         if len(self.runs[op]) > 1 and self.runs[op][0] == slot:
             across -= facts.state[op]
@@ -187,6 +194,7 @@ class Tape:
         before = slot - 1
         while before > 0 and self.at[before] < 0:
             before -= 1
+        # Evenly spread, so that later moves find free slots between these, too.
         if slot - before <= count:
             return []
         return [before + (slot - before) * (index + 1) // (count + 1) for index in range(count)]
@@ -213,6 +221,8 @@ class Tape:
         """Run an op once more at a free slot."""
         self.edits += 1
         facts, mem, at = self.facts, self.mem, self.at
+        # `own` counts every read as if it were there only for this run; what crosses the slot anyway is taken
+        # off below.
         mem[slot] += SUNK + facts.own[op]
         low = slot
         for value in facts.reads[op]:
