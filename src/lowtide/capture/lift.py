@@ -105,7 +105,9 @@ class _Lifting:
         for index, tensor in enumerate(tensors if several else [tensors]):  # type: ignore[arg-type]
             if not isinstance(tensor, torch.Tensor):
                 continue
+            # An output without a getitem is one that nobody reads.
             holder = items.get(index) if several else None if is_idle_draw(node) else node
+            # A fake tensor's storage is its identity: who shares it is a view.
             if storage_of(tensor) in self.storage_value:
                 if holder is not None:
                     self.value_of[holder] = self.storage_value[storage_of(tensor)]
@@ -115,6 +117,7 @@ class _Lifting:
                 writes.append(self.new_value(holder, tensor))
         if writes or has_effect(node) or is_idle_draw(node):
             self.add_op(node, reads, writes, unread)
+        # A tuple of views (split, unbind): its items belong to what it looks at.
         elif several and reads:
             self.value_of[node] = reads[0]
         elif reads and not tensors_of(node):  # a number, as `.item()` gives: taken like a view
@@ -167,6 +170,7 @@ class _Lifting:
 
     def kind(self, node: fx.Node) -> OpKind:
         """Collectives, writes into inputs and readers of an input that is overwritten run once."""
+        # A second run could read it after the write.
         if any(self.touches_mutated(parent) for parent in node.all_input_nodes):
             return "pinned"
         if draws(node):
@@ -175,6 +179,7 @@ class _Lifting:
             return "pure"  # its first run, in the forward, is the one that updates them
         if is_channels_last_copy(node) or has_effect(node):
             return "pinned"
+        # On the safe side: replaying from a saved state costs little, another mask would be a wrong gradient.
         return "random" if is_foreign(node) else "pure"
 
     def touches_mutated(self, node: fx.Node) -> bool:

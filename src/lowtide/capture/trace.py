@@ -186,6 +186,8 @@ def _accumulated(
 ) -> list[Any]:
     """The gradients, those of the given primals replaced by what is left after adding them."""
     uses = Counter(gradient for gradient in gradients if isinstance(gradient, fx.Node))
+    # One node may be the gradient of two primals: added in place for one it would be lost for the other, so
+    # autograd adds those.
     alone = [index for index in sorted(accumulating) if uses[gradients[index]] == 1]
     added = accumulate.insert(graph, [(primals[index], gradients[index]) for index in alone])
     return [added.get(gradient, gradient) for gradient in gradients]

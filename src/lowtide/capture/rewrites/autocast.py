@@ -55,6 +55,7 @@ class Region:
 
 def mark_regions(graph: fx.Graph) -> None:
     """Leave at each node of Dynamo's graph which autocast it runs under; AOTAutograd hands the marks on."""
+    # Autocast may be on around the whole call, before Dynamo's graph begins.
     stack = [(0, dict(present_state()), torch.is_autocast_cache_enabled())]
     ambient, count = bool(stack[0][1]), 0
     for node in graph.nodes:

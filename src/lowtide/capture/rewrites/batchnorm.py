@@ -96,6 +96,7 @@ def _copies(node: fx.Node) -> list[fx.Node] | None:
             for user in buffer.users
         ):
             return None
+        # New statistics that the step also returns or computes with are real values: then nothing is fused.
         for user in items[index].users if index in items else ():
             if user.target is aten.copy_.default and user.args == (buffer, items[index]):
                 copies.append(user)

@@ -52,6 +52,7 @@ def keep_mutated_inputs(graph: fx.Graph, primals: Sequence[fx.Node], tangents: S
         with primal.meta["val"].fake_mode:
             kept.meta["val"] = torch.empty_like(primal.meta["val"])
         for reader in readers:
+            # The writes go on to the input itself, as the user expects.
             reader.replace_input_with(primal, kept)
             look_anew(reader, primal.meta["val"])
 
@@ -67,6 +68,7 @@ def _all_readers(node: fx.Node) -> Iterator[fx.Node]:
 
 def _is_small(primal: fx.Node, readers: Sequence[fx.Node]) -> bool:
     made = sum(t.numel() * t.element_size() for reader in readers for t in tensors_of(reader))
+    # Chosen: a clone of a quarter of what it lets recompute is cheap (a counter, a running mean).
     return bool(made > 4 * primal.meta["val"].numel() * primal.meta["val"].element_size())
 
 

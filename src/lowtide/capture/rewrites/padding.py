@@ -29,6 +29,8 @@ def pad_once(graph: fx.Graph) -> None:
         source: Any = padded.args[0]
         others = [user for user in source.users if user is not padded]
         if _pads_rows(padded) and _is_loop(source) and all(user.op != "output" for user in others):
+            # Right after the loop that makes it, so that the two fuse and only the padded matrix is in
+            # memory.
             source.append(padded)
             part = call_after(padded, aten.slice.Tensor, padded, 1, 0, source.meta["val"].shape[1])
             for user in others:

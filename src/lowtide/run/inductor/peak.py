@@ -48,6 +48,7 @@ def step_peak(
 
     kind = device.type
     start = graph.fixed_bytes + graph.given_bytes
+    # The texts, not the plan: Inductor may fuse and copy otherwise than was planned.
     first = footprint(forward, rounded=as_allocated, device=kind)
     coming = [
         _Tangent.of(node, lifted, as_allocated) if node in expected else _Tangent(0, 0) for node in tangents
@@ -78,6 +79,7 @@ class _Tangent(NamedTuple):
 
 def _saved(forward: Footprint, outputs: int) -> list[int | Handed]:
     """What the forward hands to the backward: nothing is freed of what the caller holds."""
+    # By storage, since a saved tensor may be a view of a result that the caller holds.
     theirs = {item.storage for item in forward.outputs[:outputs] if item is not None}
     kept: list[int | Handed] = []
     for item in forward.outputs[outputs:]:
@@ -112,6 +114,8 @@ class _Workspace:
         nodes = self.convolutions.get(key)
         if self.weigh is None or not nodes:
             return self.known.get(key, 0)
+        # Results of equal shape can come from other inputs; where none is alike, the largest is on the safe
+        # side.
         alike = [node for node in nodes if _image_and_weight(node) == moment.inputs[:2]]
         return max(self.weigh(node, channels_last=moment.channels_last) for node in alike or nodes)
 
