@@ -212,7 +212,7 @@ class _Lowering:
                 continue
             op = self.graph.op[step.op]
             # Only a first run in the backward reads all that the op does.
-            unread = self.unread_again(op.name) if self.runs[op.name] else ()
+            unread = self.unread_when_recomputed(op.name) if self.runs[op.name] else ()
             needed.update((name, None) for name in op.reads if name not in written and name not in unread)
             written.update(op.writes)
             if op.name in self.side.state:
@@ -220,7 +220,7 @@ class _Lowering:
         needed.update((name, None) for name in self.names(self.trace.gradients) if name not in written)
         return [node for name in needed for node in self.holders(name)], list(states)
 
-    def unread_again(self, op: str) -> set[str]:
+    def unread_when_recomputed(self, op: str) -> set[str]:
         """What an op reads in its first run only: it may have changed by the next, and need not be saved."""
         origin = self.lifted.node_of[op]
         return set(self.names([arg for arg in origin.args if arg not in recomputed_args(origin)]))

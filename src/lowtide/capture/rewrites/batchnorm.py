@@ -27,7 +27,7 @@ def batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: fl
     return aten._native_batch_norm_legit.default(x, weight, bias, mean, var, True, momentum, eps)
 
 
-def batch_norm_again(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Any:
+def batch_norm_recomputed(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Any:
     """The same outputs, bit for bit, without touching the statistics."""
     return aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
 
@@ -37,7 +37,7 @@ def cudnn_batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, moment
     return aten.cudnn_batch_norm.default(x, weight, bias, mean, var, True, momentum, eps)
 
 
-def cudnn_batch_norm_again(
+def cudnn_batch_norm_recomputed(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
 ) -> Any:
     """The same outputs without touching the statistics."""
@@ -54,8 +54,8 @@ def cudnn_batch_norm_backward(
 
 
 RECOMPUTED_BY: dict[Callable[..., Any], Callable[..., Any]] = {
-    batch_norm: batch_norm_again,
-    cudnn_batch_norm: cudnn_batch_norm_again,
+    batch_norm: batch_norm_recomputed,
+    cudnn_batch_norm: cudnn_batch_norm_recomputed,
 }
 """What runs when an op is recomputed, for the ops where that is not the op itself."""
 
