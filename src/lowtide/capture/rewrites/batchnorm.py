@@ -27,7 +27,9 @@ def batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: fl
     return aten._native_batch_norm_legit.default(x, weight, bias, mean, var, True, momentum, eps)
 
 
-def batch_norm_recomputed(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Any:
+def batch_norm_recomputed(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
+) -> Any:
     """The same outputs, bit for bit, without touching the statistics."""
     return aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
 
