@@ -82,6 +82,8 @@ class GraphLoop(Loop):
         self.goes_back = True
         starts, xs, closed = super().backward(carry, totals)
         if self.replay_back is not None:
+            # A graph has a place, and so zeros, for every gradient; plain autograd gives None where none
+            # flows.
             flows = self.chunk.reached_start
             starts = [leaf if on else None for leaf, on in zip(starts, flows, strict=True)]
         return starts, xs, closed
@@ -176,11 +178,13 @@ class GraphLoop(Loop):
         """A graph of what a function launches; None where that cannot be, and the loop goes on without."""
         present = self.surroundings.look()
         try:
+            # Libraries allocate and initialise in their first calls, which a capture does not allow.
             warm(one_step, self.device)
             return captured(body, self.device)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             say_once(f"a scan cannot be captured as CUDA graphs, so its units run one by one: {reason}")
+            # `carry_to_keep` first: while `works` holds, the carry is in the chunk's places.
             self.carry, self.works = self.carry_to_keep(), False
             if self.known is not None:
                 self.known.not_captured = reason

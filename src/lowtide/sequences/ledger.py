@@ -77,6 +77,7 @@ class _Ledger:
             if record and unit == min(units, 3) - 1:
                 self.record, self.carry = self.carry + self.sizes.record, 0
             else:
+                # The random state that a kept carry has with it is not in the workspace.
                 self.carry = self.sizes.state - self.sizes.start
 
     def backward(self, step: int) -> None:

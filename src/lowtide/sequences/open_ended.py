@@ -167,6 +167,7 @@ class _Grown(Stacked):
 
     def add(self, value: list[torch.Tensor], leaf: Any, place: Place) -> list[torch.Tensor]:
         check_alike(value[0] if value else leaf, leaf)
+        # A view would keep the whole tensor that it looks at.
         value.append(leaf if leaf.requires_grad or is_whole(leaf) else leaf.clone())
         return value
 
@@ -197,6 +198,7 @@ class _WhileLoop(Loop):
             choice = online.leave(state)
             if choice.free is not None:
                 self.perform(Pop(choice.free))
+            # State 0 is the start, which is held in any case.
             if choice.keep and state:
                 self.perform(Push(state))
             self.run(state, keep=False)

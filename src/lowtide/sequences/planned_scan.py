@@ -186,6 +186,8 @@ def _by_bytes(units: int, size: int, strategy: Strategy, sizes: Sizes, asked: Bu
         if slots >= 1 or (units == 1 and for_states >= 0):
             return read_problem(units, max(slots, 1))
     elif strategy == "internal":
+        # One recorded step is the working set's own; each further slot holds a record and the carry it starts
+        # from.
         slots = 1 + (for_states - sizes.state) // max(sizes.state + sizes.record, 1)
         if for_states >= sizes.state or (units == 1 and for_states >= 0):
             return read_problem(units, max(slots, 1), keep="internal")
