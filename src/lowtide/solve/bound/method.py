@@ -78,18 +78,21 @@ def _extra(network: CutNetwork, budget: int, known: int) -> int | None:
     """Units of recomputation that must be, known before or because of a moment; None if nothing fits."""
     limit = budget - network.size
     everything_recomputed = Line(sum(network.seconds), 0)
+    # At this price a byte costs more than recomputing everything, so the cut has the fewest bytes there are.
     fewest = network.cut(everything_recomputed.seconds + 1)[0] or everything_recomputed
     if fewest.bytes > limit:
         return None
     most, flow = network.cut(1)
     best = max(flow - limit, known)
     while most is not None and most.bytes > limit and most.seconds < fewest.seconds:
+        # A whole number: capacities stay exact, and any price gives a valid bound.
         price = (fewest.seconds - most.seconds) // (most.bytes - fewest.bytes)
         # Both lines are above what any price gives, so where they meet is the most that can still be found.
         if most.at(price) + (most.bytes - limit) - price * limit <= best:
             break
         line, flow = network.cut(price)
         best = max(best, flow - price * limit)
+        # No line below the two: their meeting is the maximum of the dual.
         if line is None or flow >= min(most.at(price), fewest.at(price)):
             break
         if line.bytes > limit:
@@ -145,9 +148,11 @@ class CutNetwork:
             if again == SOURCE:
                 continue
             self.arc(again, missed, seconds=self.step.units[index], size=op.state)
+            # It may not run on both sides: crossing this arc costs without end.
             if op.kind == "pinned":
                 self.force(again, missed)
             self.arc(SOURCE, missed, size=self.step.held_bytes(op))
+            # Not run before means that it runs after: every op of the step runs at some time.
             self.force(missed, again)
             for name in op.reads:
                 if name in writer:
@@ -168,6 +173,7 @@ class CutNetwork:
     def add_value(self, size: int, tails: set[int], writer: int) -> None:
         if writer == SOURCE:
             return
+        # One reader, or a certain one, needs no node in between.
         if SOURCE in tails or len(tails) == 1:
             self.arc(SOURCE if SOURCE in tails else min(tails), writer, size=size)
             return

@@ -78,10 +78,12 @@ class RequiredOps:
     def least_bytes(self) -> int:
         """Bytes that every schedule needs at some time: all held values at the end, or one op and its own."""
         value = self.graph.value
+        # At the end all held values are there.
         least = self.base + sum(map(self.held_bytes, self.ops))
         outputs = self.base + sum(self.held_bytes(op) for i, op in enumerate(self.ops) if self.early[i])
         for op in self.ops:
             start = outputs if op.phase == "backward" else self.base
+            # Where it may write in the place of a read, its writes may take no bytes of their own.
             names = op.reads if op.takes else (*op.reads, *op.writes)
             size = start + op.workspace + sum(value[name].bytes for name in names if value[name].droppable)
             least = max(least, size)
@@ -125,6 +127,7 @@ def _crowded(step: RequiredOps, count: int) -> list[int]:
     ]
     if count <= 0 or not runs:
         return []
+    # Spread over the step: moments next to each other bound about the same.
     edges = [round(part * len(runs) / count) for part in range(count + 1)]
     stretches = [runs[start:end] for start, end in pairwise(edges) if start < end]
     return [max(stretch)[1] for stretch in stretches]

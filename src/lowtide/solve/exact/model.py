@@ -153,6 +153,7 @@ class Stages:
     def run_first(self, stage: int) -> None:
         op = self.ops[stage]
         for name in self.loose.intersection(op.reads):
+            # A bound on the column instead of a row: the value must be there at the first run of its reader.
             self.least[self.there[name]] = 1
         self.fit(self.working_set(op), self.present(stage, stage))
         self.change(op, None)
@@ -167,6 +168,7 @@ class Stages:
         for name in sorted(self.loose.intersection(op.reads)):
             self.at_most(0, [(run, 1), (self.there[name], -1)])
         written = [name for name in op.writes if name in self.loose]
+        # Recomputing what is there is useless; forbidding it cuts off many equal solutions.
         if len(written) == 1:
             self.at_most(1, [(run, 1), (self.there[written[0]], 1)])
         self.fit(0, [*self.present(stage, place), (run, self.working_set(op))])

@@ -109,6 +109,7 @@ class ChainTable:
     ) -> None:
         check_chain(stages, memory, units)
         self.stages = tuple(stages)
+        # Rounded up, so that `units` rows reach the whole memory; never below a byte.
         self.unit = max(-(-memory // units), 1)
         self.rows = memory // self.unit + 1
         self._measure(shared)
@@ -154,6 +155,7 @@ class ChainTable:
     def _fill(self) -> None:
         count = len(self.stages)
         skips = np.full((count, count, self.rows), np.inf)
+        # From the end, since a part is made of parts that begin later or end earlier.
         for first in range(count - 1, -1, -1):
             kept = self._kept(first)
             self._skipped(first, skips)
@@ -162,6 +164,8 @@ class ChainTable:
                 if last > first:
                     split = skips[first + 1 : last + 1, last] + self.seconds[first, first:last]
                     for row, need in zip(split, self._needs(first, last), strict=True):
+                        # Rows with too little memory for the way to the cut: closed, whatever the parts would
+                        # cost.
                         row[: self._up(need)] = np.inf
                     best = np.minimum(best, split.min(axis=0))
                 self.seconds[first, last] = best
@@ -174,6 +178,8 @@ class ChainTable:
             end = first + option.stages - 1
             if end >= count:
                 continue
+            # Without its output written, nothing after the block could run: it has to be the last of its
+            # part.
             until = end + 1 if option.closes else count
             time = _shifted(self.seconds[end + 1, end:until], self._up(option.saved))
             time += option.forward + option.backward
@@ -224,6 +230,7 @@ class ChainTable:
         seconds = choices.seconds + self.seconds[choices.goes_on, last, np.maximum(left, 0)]
         seconds[len(choices.options) :] += self.seconds[first, first:last, row]
         seconds[(left < 0) | (row < choices.needs)] = np.inf
+        # The first of equal ones, and options come before splits: keeping wins a tie.
         best = int(seconds.argmin())
         rest = int(choices.goes_on[best]), last, int(left[best])
         if best < len(choices.options):

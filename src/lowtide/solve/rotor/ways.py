@@ -95,6 +95,8 @@ class Places:
         last = {value: index for index, run in enumerate(traffic) for value in run.touches}
         now = most = start
         for index, run in enumerate(traffic):
+            # Everything that a run writes counts beside what is there, also what is there already: it writes
+            # beside it.
             most = max(most, now + run.work)
             for value, size in run.writes:
                 if value not in there:
@@ -159,6 +161,7 @@ class Block:
         """Equal for blocks that have the same ways."""
         graph, places = self.places.graph, self.places
         number: dict[str, int] = {}
+        # Names replaced by numbers in the order of first use: layers that differ only in names get one key.
         parts: list[object] = [self.last - self.first, self.at_end, len(self.forward), self.gradient]
         for name in self.ops:
             op = graph.op[name]
@@ -229,6 +232,8 @@ class Block:
             if value not in kept:
                 continue
             price, runs = self._price(value, kept, again)
+            # Lazily: a price can only have risen (its inputs were dropped), so it is looked at again when it
+            # comes up.
             if heap and price > heap[0][0]:
                 heapq.heappush(heap, (price, value))
                 continue
