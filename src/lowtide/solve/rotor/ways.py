@@ -232,8 +232,7 @@ class Block:
             if value not in kept:
                 continue
             price, runs = self._price(value, kept, again)
-            # Lazily: a price can only have risen (its inputs were dropped), so it is looked at again when it
-            # comes up.
+            # Lazily: the price is that of when it was pushed. If it has risen since, it waits for its turn.
             if heap and price > heap[0][0]:
                 heapq.heappush(heap, (price, value))
                 continue
