@@ -159,6 +159,7 @@ def largest_batch(
     asked = parse_budget(budget)
     size = _bytes(asked, steps.plan(min(FIRST, most)), device)
     plain = SizeSearch(size, most, EXACT)
+    # Uncapped first: that only takes tracing, and its line says where to look for capped ones.
     fits = plain.run(lambda batch: steps.fits(batch, size), first=FIRST)
     capped = _Capped(steps, Budget(asked.text, size), method)
     if not SizeSearch(size, most, CLOSE, plain.start(), fits).run(capped.fits, first=max(2 * fits, 1)):
@@ -219,6 +220,8 @@ class _Steps:
                     with torch.device("meta"):
                         step = make_step(self.make, size)
                     return capture_step(step, **self.options)
+                # Some models cannot be made on the meta device (they read data while they are built): then
+                # with memory.
                 except LowtideError:
                     self.on_meta = False
             return capture_step(make_step(self.make, size), **self.options)
@@ -249,6 +252,7 @@ class _Capped:
         """Plan a batch between the two largest where they are far apart: the last samples cost most."""
         sizes = sorted(self.plans)[-2:]
         if len(sizes) == 2 and sizes[1] > 2 * sizes[0]:
+            # The geometric mean: half way by factors, as sizes are compared.
             self.fits(math.isqrt(sizes[0] * sizes[1]))
 
     def under(self, budget: Budget, vanilla: Plan) -> Plan:

@@ -115,6 +115,8 @@ class _Matcher:
     def note(self, operator: Any) -> None:
         """An operator has returned: the next run that it may be has its bytes."""
         name = str(operator)
+        # Only a few runs ahead: some runs call other operators than their op names (a fused one, an in-place
+        # one), and a search through the whole plan would jump over all that follows.
         for place, (index, target) in enumerate(self.runs[self.at : self.at + AHEAD], self.at):
             if target == name:
                 self.points[index] = self.now()

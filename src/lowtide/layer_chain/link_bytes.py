@@ -50,6 +50,7 @@ def measure_link(
     measured = {**vars(link), "out": storage_bytes(output), "forward": meter.peak, "saving": meter.peak}
     if output.requires_grad:
         found = {}
+        # Each needs a run of its own: what autograd frees when depends on who else holds a tensor.
         for recomputed, free in product((True, False), (True, False)):
             fresh()
             how = _How(
@@ -125,6 +126,7 @@ class _Saving:
 
     def pack(self, tensor: torch.Tensor) -> Any:
         self.saved[storage_key(tensor)] = storage_bytes(tensor)
+        # At least 1, since 0 says that nothing is saved.
         self.until_saved = max(self.meter.peak, 1)
         if not self.how.recomputed:
             return tensor.detach()
@@ -178,6 +180,8 @@ def _start(sample: torch.Tensor, leaf: bool, free: bool = False) -> torch.Tensor
     """
     if leaf or not sample.requires_grad:
         return (sample.clone() if free else sample).detach().requires_grad_(sample.requires_grad)
+    # A custom function needs an input that requires a gradient for its backward to be called; this one has no
+    # bytes.
     token = sample.new_empty(0).requires_grad_()
     return _Before.apply(token, sample.detach(), free)  # type: ignore[no-any-return]
 

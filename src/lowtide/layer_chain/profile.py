@@ -98,9 +98,12 @@ class ChainLaw:
             loose = self.loose[index] if index > i else 0
             first_time = max(first_time, link.forward + (self.sizes[index] if index > i else 0))
             if link.until_saved:
+                # torch.utils.checkpoint stops a recomputation at the last tensor that is asked for (early
+                # stop).
                 cut = max(running, before + loose + link.until_saved)
                 cut += link.waiting + self.gradients[index] + self.sizes[-1]
             running = max(running, before + loose + link.saving)
+            # The segment's own input is held by the checkpoint until its end.
             frees = index > i and self._frees_input(index)
             work = link.backward_free - self.sizes[index] if frees else link.backward
             back = max(back, before + work + self.gradients[index] + self.sizes[-1])

@@ -67,6 +67,7 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
     def remember(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
         key, size = storage_key(tensor), rounded(storage.nbytes(), self.device)
         self.known[key] = size
+        # Freed is what no reference holds any more, whoever held it: autograd, Python, a cache.
         weakref.finalize(storage, self.forget, key, size)
 
     def forget(self, key: int, size: int) -> None:
@@ -79,6 +80,7 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
     def call(self, operator: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call an operator, and count what it reads and what it gives."""
         for leaf in _leaves((args, kwargs)):
+            # What an operator reads and nobody has made under this mode was there before.
             self.give(leaf)
         result = operator(*args, **kwargs)
         for leaf in _leaves(result):
