@@ -26,6 +26,7 @@ def least_total(sizes: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         for place in {low, high} - kept.keys():
             kept[place] = _bounded(sizes, sums, bounds[place])[0]
             best = min(best, (kept[place] + bounds[place], bounds[place]))
+        # What is kept never rises with the bound, so this is the least that any bound in between could give.
         if high - low > 1 and (bounds[low + 1] + kept[high], bounds[low + 1]) < best:
             middle = (low + high) // 2
             ranges += [(low, middle), (middle, high)]
@@ -66,6 +67,7 @@ def linear(sizes: Sequence[int], law: Law) -> list[int]:
     least = [0] * (len(sizes) - 1) + [sizes[-1]]
     queue: deque[int] = deque()
     for i in range(len(sizes) - 2, -1, -1):
+        # A nearer checkpoint that is no dearer is better than a farther one: its segment is shorter.
         while queue and least[queue[0]] >= least[i + 1]:
             queue.popleft()
         queue.appendleft(i + 1)
@@ -106,6 +108,7 @@ def long_end(sizes: Sequence[int], law: Law, budget: int) -> tuple[int, ...]:
         if least[i] > budget:
             continue
         row = law.row(i)
+        # The first i from which the rest fits as one last segment: the longest there is.
         if least[i] + row[-1] <= budget:
             before[last] = i
             break

@@ -81,6 +81,8 @@ def best_sequence(
             search = _Search(family, budget, centric, bounds, ceiling)
             search.run(progress)
             found += search.close()
+            # Nothing cheaper than the ceiling was thrown away, so what was found below it is the best there
+            # is.
             if cost(found[-1]) <= ceiling:
                 break
     except KeyboardInterrupt:
@@ -91,6 +93,7 @@ def best_sequence(
 
 def _ceilings(family: Tables, lowest: float, known: float) -> list[float]:
     """Costs to look up to, one after the other; no more than what is known to be possible."""
+    # From low ceilings up: most labels die early under a low one, and a wasted round costs little.
     step = max(lowest, 0.02 * float(family.seconds[-1]))
     return [*(lowest + step * share for share in CEILINGS if lowest + step * share < known), known]
 
@@ -162,9 +165,11 @@ class _Search:
         self.sign = 1.0 if centric == "time" else -1.0
         self.base = family.seconds if centric == "time" else np.zeros_like(family.seconds)
         self.price = bounds.price
+        # A hair more, so that rounding never throws the best sequence itself away.
         slack = ceiling + 1e-9 * (float(family.seconds[-1]) + bounds.price * budget)
         self.worst = self.base + bounds.rest - bounds.price * budget - slack
         self.most_slack = budget - family.span - family.tail
+        # What no later target can use any more leaves the pool.
         self.later_most_slack = np.maximum.accumulate(self.most_slack[::-1])[::-1]
         self.start = np.zeros(len(family.sets) + 1, dtype=np.int64)
         self.value = np.zeros(1024)
@@ -244,6 +249,7 @@ class _Search:
         first, end = self.start[near.sources], self.start[near.sources + 1]
         gain = self.sign * near.seconds
         some = np.flatnonzero(end > first)
+        # The last label of a set has its fewest bytes: where that one does not fit, none of the set does.
         lowest = self.cached[end[some] - 1]
         use = lowest - self.family.span[near.sources[some]] <= self.most_slack[target]
         use &= lowest + near.bytes[some] <= self.most[target]
@@ -252,6 +258,7 @@ class _Search:
         some = some[use]
         length = end[some] - first[some]
         pair = np.repeat(some, length)
+        # The numbers of all labels of all these sets in one array, without a loop over the sets.
         number = np.arange(len(pair)) + np.repeat(first[some] - np.cumsum(length) + length, length)
         cached = self.cached[number]
         fits = np.flatnonzero(cached - self.family.span[self.where[number]] <= self.most_slack[target])
@@ -268,6 +275,7 @@ class _Search:
             pool = self.pools[self.pooled].with_more(pool)
             pool = pool.pick(np.flatnonzero(pool.slack <= self.later_most_slack[target]))
             pool = pool.pick(np.argsort(-pool.value, kind="stable"))
+            # Thinning takes longer than adding: only when the pool has doubled since the last time.
             if len(pool.value) > 2 * self.thinned:
                 pool = pool.pick(unbeaten(*pool[:3]))
                 self.thinned = max(len(pool.value), FEW)

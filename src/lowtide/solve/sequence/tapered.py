@@ -99,6 +99,7 @@ class Tapered:
                 todo += missing
                 continue
             counts = [(ahead + sum(self._found[side][0] for side in sides), ahead) for ahead, *sides in ways]
+            # At equal counts the shorter left part.
             self._found[part] = min(counts) if counts else self._most.two_runs(*part)
             todo.pop()
         return self._found[steps, level]
@@ -109,6 +110,7 @@ class Tapered:
         assert passes is not None, "a part was made that cannot be done"
         if passes <= 2:
             return []
+        # Outside of these bounds one of the parts would need more runs per step than the whole does.
         low = max(1, steps - self._most.steps(passes, level + 1))
         high = min(self._most.steps(passes - 1, level), steps - 1)
         few = steps > SHORT

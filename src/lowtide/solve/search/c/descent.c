@@ -7,10 +7,10 @@
 
 #include "tape.h"
 
-#define REACH 8
+#define REACH 8 /* these three as in `greedy.py`, which says where they come from */
 #define LONGEST 32
 #define LEAST_PROGRESS 0.95
-#define LATER 64
+#define LATER 64 /* inputs per run of a move that the stack has places for */
 
 enum { KEEP, MIXED, RECOMPUTE, POLICIES };
 
@@ -121,6 +121,7 @@ static i32 collect(Descent *d, i32 value, i32 after, int policy, i32 *runs) {
         for (i32 r = f->read_at[op]; r < f->read_at[op + 1]; r++) {
             i32 other = f->reads[r];
             if (d->seen[f->writer[other]] == d->mark || !fetches(d, other, after, policy)) continue;
+            /* More inputs than any real op of a move has; a move that would need them is not looked at. */
             if (depth >= LONGEST * LATER) return 0;
             todo[depth] = f->writer[other], ready[depth++] = 0;
         }

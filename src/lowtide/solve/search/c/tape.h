@@ -4,7 +4,7 @@
 
 #include "profile.h"
 
-#define SPACING 32
+#define SPACING 32 /* slots: four times `tape.py`, since empty ones cost nothing here and laying out anew does */
 
 typedef struct { /* a graph by numbers; the arrays belong to the caller. The last op is the boundary. */
     i32 ops, values;
