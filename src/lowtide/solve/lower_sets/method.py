@@ -47,7 +47,7 @@ from ..best import rank
 from ..segments import backward_with_segments
 from .contraction import Contraction, contract
 from .family import TooManyLowerSets, all_lower_sets, ancestor_closures, members
-from .runs import Order, dropped_values, spare_values
+from .runs import Order, dropped_values, only_for_backward
 from .search import Centric, Found, best_sequence, smallest_budget
 from .tables import tables
 
@@ -154,7 +154,7 @@ class _Proposals:
         self.done, self.whole = 0, 1
         self.first = first_order(graph)
         self.parts, sets = _family(graph, *self.first, family, limit)
-        self.spare = spare_values(graph, self.parts)
+        self.only_for_backward = only_for_backward(graph, self.parts)
         self.large = len(sets) > LARGE
         self.rounds = 1 if self.large else ROUNDS
         first = tables(self.parts.dag, sets, times=1, progress=self._report)
@@ -204,7 +204,7 @@ class _Proposals:
         if found.sequence not in self.seen:
             self.seen.add(found.sequence)
             plain = dropped_values(self.graph, self.parts, found.sequence, set())
-            lean = dropped_values(self.graph, self.parts, found.sequence, self.spare)
+            lean = dropped_values(self.graph, self.parts, found.sequence, self.only_for_backward)
             for dropped in (plain, lean) if lean != plain else (plain,):
                 yield (self.first[0], backward_with_segments(self.graph, self.first, dropped)), formula
         if not found.complete:

@@ -14,12 +14,12 @@ from ...plans.graph import Graph
 from .contraction import Contraction
 from .family import boundary, members
 
-__all__ = ["Order", "dropped_values", "spare_values"]
+__all__ = ["Order", "dropped_values", "only_for_backward"]
 
 Order = tuple[list[str], list[str]]
 
 
-def spare_values(graph: Graph, parts: Contraction) -> set[str]:
+def only_for_backward(graph: Graph, parts: Contraction) -> set[str]:
     """Large values of a node that only the backward reads: caching the node need not keep them."""
     node = {name: number for number, names in enumerate(parts.ops) for name in names}
     crossing = {
@@ -37,7 +37,7 @@ def spare_values(graph: Graph, parts: Contraction) -> set[str]:
 
 
 def dropped_values(
-    graph: Graph, parts: Contraction, sequence: Sequence[int], spare: set[str]
+    graph: Graph, parts: Contraction, sequence: Sequence[int], only_for_backward: set[str]
 ) -> dict[str, int]:
     """The segment of each value that is dropped; the last segment is kept."""
     dropped: dict[str, int] = {}
@@ -47,7 +47,7 @@ def dropped_values(
         for node in members(lower & ~last):
             for op in map(graph.op.__getitem__, parts.ops[node]):
                 for value in op.writes if op.kind != "pinned" else ():
-                    if graph.value[value].droppable and (not cached >> node & 1 or value in spare):
+                    if graph.value[value].droppable and (not cached >> node & 1 or value in extra):
                         dropped[value] = index
         last = lower
     return dropped
