@@ -43,7 +43,7 @@ class GraphLoop(Loop):
         self.replay_advance: Replay | None = None
         self.replay_back: Replay | None = None
 
-    def serves(self, unit: int) -> bool:
+    def runs_as_graph(self, unit: int) -> bool:
         """Whether a unit runs as a graph."""
         chunks = self.chunk.sequence
         last, short = unit == chunks.units - 1, chunks.steps(unit) < chunks.chunk
@@ -93,7 +93,7 @@ class GraphLoop(Loop):
             super().note_looked_at()
 
     def run(self, unit: int, *, keep: bool) -> None:
-        if not self.serves(unit):
+        if not self.runs_as_graph(unit):
             self.run_plainly(unit, keep=keep)
             return
         if keep and self.goes_back:  # going back runs it
@@ -133,9 +133,9 @@ class GraphLoop(Loop):
             self.chunk.start_from(self.carry)
 
     def go_back(self, unit: int) -> None:
-        if self.serves(unit) and self.replay_back is None:
+        if self.runs_as_graph(unit) and self.replay_back is None:
             self.prepare_to_go_back(unit)
-        if not self.serves(unit):
+        if not self.runs_as_graph(unit):
             self.go_back_plainly(unit)
             return
         if self.start_of_last is not None:
