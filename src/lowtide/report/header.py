@@ -57,5 +57,5 @@ def _count(things: Sequence[object], noun: str) -> str:
 def _fit(plan: Plan) -> str:
     if plan.budget is None:
         return "nothing to stay under"
-    room = plan.budget - plan.peak
-    return f"{format_bytes(abs(room))} {'to spare' if room >= 0 else 'short'}"
+    headroom = plan.budget - plan.peak
+    return f"{format_bytes(abs(headroom))} {'of headroom' if headroom >= 0 else 'short'}"

@@ -155,7 +155,7 @@ def _first_run(step: RequiredOps, index: int) -> Moment:
         after = bytearray(
             later or other.phase == "backward" for later, other in zip(after, step.ops, strict=True)
         )
-    # One value alone that the op takes counts only if it is read later: it makes room for what is written.
+    # One value alone that the op takes counts only if it is read later: what is written takes its place.
     gone = op.takes if len(op.takes) == 1 else ()
     names = (name for name in (*op.reads, *op.writes) if name not in gone)
     there = frozenset(name for name in names if value[name].droppable)

@@ -17,7 +17,7 @@ and the end of a stage is the start of the next one. Rows:
     the same between forward and backward, with the tangents and the graph's `boundary`
 
 L[t, i] says that op i is recomputed in stage t or later. While it is 1, the saved state of a random op takes
-room. It also makes the relaxation as strong as a cut of `bound` at every stage's start:
+bytes. It also makes the relaxation as strong as a cut of `bound` at every stage's start:
 
     L[t, i] ≤ X at the start of t + L[t, w], for each v that i reads and its writer w; L[t, i] = 1 for i ≥ t
 

@@ -37,9 +37,9 @@ def only_for_backward(graph: Graph, parts: Contraction) -> set[str]:
 
 
 def dropped_values(
-    graph: Graph, parts: Contraction, sequence: Sequence[int], only_for_backward: set[str]
+    graph: Graph, parts: Contraction, sequence: Sequence[int], extra: set[str]
 ) -> dict[str, int]:
-    """The segment of each value that is dropped; the last segment is kept."""
+    """The segment of each value that is dropped, `extra` ones among them; the last segment is kept."""
     dropped: dict[str, int] = {}
     last = 0
     for index, lower in enumerate(sequence[:-1]):

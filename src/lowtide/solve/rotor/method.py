@@ -5,7 +5,7 @@ what their backward reads, and may be recomputed several times.
 
 Method: the graph becomes a chain of blocks with several ways to keep each (see `blocks`), at two or
 three resolutions: a few large blocks with many ways, which is best for mild budgets, and many small ones with
-a few ways, which go lower. One table of the dynamic programme (see `table`) serves all budgets. The model's
+a few ways, which go lower. One table of the dynamic programme (see `table`) answers all budgets. The model's
 bytes are near the truth but not the truth, so plans for neighbouring memories are turned into orders of runs
 and judged by the simulator: bisection finds the largest memory whose plan fits, and its neighbours are looked
 at too.

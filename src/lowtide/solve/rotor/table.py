@@ -21,7 +21,7 @@ parameters), for which m is counted from the bottom so that the left part needs 
 Equal stages recover Gruslys et al. (2016).
 
 Complexity: O(n³ · units), in numpy, which is about a second for 100 stages and 500 units, and twice
-8 · n² · units bytes. One table serves every memory up to its own: a whole frontier costs one programme.
+8 · n² · units bytes. One table answers every memory up to its own: a whole frontier costs one programme.
 
 Limits: bytes are rounded up to memory / units, so a memory that only just suffices may be refused. What has
 been kept stays until its backward (the paper's persistent schedules), and a left part waits for its right.

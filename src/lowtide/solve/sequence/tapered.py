@@ -46,7 +46,7 @@ MANY = 4_000
 
 
 def leaf_sizes(steps: int, *, room: int, state: int, record: int) -> tuple[int, ...]:
-    """The most steps in a leaf, by the number of states stored before it; the start state takes no room.
+    """The most steps in a leaf, by the number of states stored before it; the start state takes no bytes.
 
     >>> leaf_sizes(100, room=10, state=2, record=3)
     (4, 3, 3, 2, 1, 1)
@@ -162,6 +162,6 @@ class _Capacity:
             return steps, steps
         deepest = bisect_left(self.ends, self.ends[level] + steps) - 1
         last = self.leaves[deepest]
-        spare = self.ends[deepest + 1] - self.ends[level] - steps
-        first = max(self.leaves[level] - spare, 1)
+        unused = self.ends[deepest + 1] - self.ends[level] - steps
+        first = max(self.leaves[level] - unused, 1)
         return 2 * steps - last, first
