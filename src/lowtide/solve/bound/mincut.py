@@ -38,8 +38,8 @@ class Cut:
 class Network:
     """Arcs between numbered nodes; node 0 is the source and node 1 the sink.
 
-    Arc `i` goes from `tails[i]` to `heads[i]`. Capacities are given to `cut`, so that one network does for many
-    of them.
+    Arc `i` goes from `tails[i]` to `heads[i]`. Capacities are given to `cut`, so that one network does for
+    many of them.
     """
 
     nodes: int
