@@ -45,7 +45,10 @@ _REDUCTIONS = frozenset(
 )
 _COMPARISONS = ("aten.eq", "aten.ge", "aten.gt", "aten.le", "aten.lt", "aten.ne")
 _ROUNDINGS = ("aten.ceil", "aten.floor", "aten.round", "aten.trunc")
-_MOST_JOINED = 4  # parts: more are realized where two nodes read them, and more than 8 in any case
+_MOST_JOINED = 4
+"""Parts of a concatenation: more are realized where two nodes read them (Inductor's
+`realize_reads_threshold`), and more than 8 in any case (its `max_pointwise_cat_inputs`; both in
+2.11-2.13)."""
 
 
 def type_of(node: fx.Node) -> str:

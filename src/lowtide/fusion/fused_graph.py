@@ -30,9 +30,16 @@ from .traffic import traffic
 __all__ = ["fuse"]
 
 _DRAWS = ("prims.inductor_random", "prims.inductor_randint")
-_SMALL = 64  # times: what is so much smaller than the largest value does not count
-_MUCH = 32  # times what is written: a loop that reads so much more writes little
-_MOST_INSIDE = 48  # nodes: what is longer makes kernels that are slow to compile
+# Chosen; benchmarks/constants.py halves and doubles them on ten steps of the zoo, under four budgets each.
+_SMALL = 64
+"""A value that is this many times smaller than the largest need not be realized: no plan moves with 32 or
+128."""
+_MUCH = 32
+"""A loop that reads this many times what it writes writes little. With 16 predicted times change by at most
+0.6 %, with 64 plans are up to 3 % slower and the smallest peak up to 2 % larger."""
+_MOST_INSIDE = 48
+"""Nodes in one expression: longer ones make kernels that are slow to compile. With 24 plans are 2 % slower (6
+% at most), with 96 four of forty are up to 4 % faster and the others what they were."""
 
 
 def fuse(trace: Trace, lifted: Lifted) -> Lifted:

@@ -19,7 +19,10 @@ from .work import as_traffic
 
 __all__ = ["elements_read", "is_long", "parts", "traffic"]
 
-_LONG = 16384  # elements per result: a reduction over more of them does not keep them at hand
+_LONG = 16384
+"""Elements per result: a reduction over more of them does not keep them at hand. Chosen, well above the 1024
+up to which Inductor's kernels hold a row in registers; no plan of the zoo moves with half of it
+(benchmarks/constants.py)."""
 _GATHERS = ("aten.embedding", "aten.index", "aten.gather", "aten.index_select", "aten._unsafe_index")
 
 

@@ -18,7 +18,9 @@ from ..._torch import private, scheduler_pass
 
 __all__ = ["Fusions", "PlannedOrder"]
 
-_SMALL = 64  # what is so many times smaller than the largest buffer may move
+_SMALL = 64
+"""What is this many times smaller than the largest buffer may move. Chosen, as in `fusion/fused_graph.py`:
+what the plan does not realize there is not held to its place here. Not varied by itself."""
 
 
 class Fusions(private("InductorChoices")):  # type: ignore[misc]
