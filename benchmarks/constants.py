@@ -140,7 +140,7 @@ def numbers(module: Any, *names: str, factors: tuple[float, ...] = (0.5, 2)) -> 
 def of_search() -> Iterator[tuple[str, Any]]:
     yield "search.Effort.edits halved", effort(0.5)
     yield "search.Effort.edits doubled", effort(2)
-    for name, values in {"REACH": "4 16", "LONGEST": "16 128", "LEAST_PROGRESS": "0.9 0.98"}.items():
+    for name, values in {"REACH": "2 32", "LONGEST": "8 128", "LEAST_PROGRESS": "0.9 0.98"}.items():
         for value in values.split():
             yield f"descent.c {name} = {value}", defined(name, value)
     for name, others in {

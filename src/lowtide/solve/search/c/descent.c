@@ -8,7 +8,7 @@
 #include "tape.h"
 
 #define REACH 8 /* these three as in `greedy.py`, which says where they come from */
-#define LONGEST 32
+#define LONGEST 32 /* REACH times a power of four, or a move outgrows its arrays */
 #define LEAST_PROGRESS 0.95
 #define LATER 64 /* inputs per run of a move that the stack has places for */
 
