@@ -172,7 +172,7 @@ def _in_graphs(
             sizes=size,
             budget=share,
             keep_all=plan.keep_all,
-            last_again=steps % chunk == 0,
+            recomputes_last=steps % chunk == 0,
         )
         for plan, size, share in zip(plans, sizes, shares, strict=True)
     ]

@@ -124,7 +124,7 @@ class Graphing:
             sizes=self.sizes(work),
             budget=size,
             keep_all=self.keep_all,
-            last_again=length % steps == 0 and not isinstance(self.outputs, Last),
+            recomputes_last=length % steps == 0 and not isinstance(self.outputs, Last),
         )
 
     def guess(self, steps: int) -> int:

@@ -12,7 +12,7 @@ from ..solve.sequence import Backward, Forward, Load, Pop, Push
 from ..solve.sequence.actions import Action
 from .sizes import Sizes
 
-__all__ = ["peak_of", "records_last", "starts_again"]
+__all__ = ["peak_of", "records_last", "is_recomputed_from"]
 
 
 def records_last(action: Forward, following: Action | None) -> bool:
@@ -21,7 +21,7 @@ def records_last(action: Forward, following: Action | None) -> bool:
     return following in (Backward(last), Push(last, "internal"))
 
 
-def starts_again(following: Action | None) -> bool:
+def is_recomputed_from(following: Action | None) -> bool:
     """Whether steps are recomputed from the state that a recorded unit hands on, by what follows on it."""
     return isinstance(following, Forward) and following.stop - following.start > 1
 
@@ -61,7 +61,7 @@ class _Ledger:
                 self.carry = 0
             case Push(at, _):
                 assert self.record is not None
-                random = self.sizes.start if starts_again(following) else 0
+                random = self.sizes.start if is_recomputed_from(following) else 0
                 self.records[at] = self.record, random
                 self.kept += self.record + random
                 self.record, self.carry = None, 0

@@ -17,7 +17,7 @@ from ..errors import LowtideError
 from ..solve.sequence import Backward, Forward, Load, Pop, Push
 from ..solve.sequence.actions import Action
 from .closed import Closed, graph_number
-from .ledger import records_last, starts_again
+from .ledger import records_last, is_recomputed_from
 from .outputs import Outputs
 from .record import Flows, Gradients, Record
 from .sequence import Piece, Sequence, detached
@@ -122,7 +122,7 @@ class Loop:
         self.closed_totals = [
             _Total(leaf, needed=place in read) for place, leaf in enumerate(self.closed.tensors)
         ]
-        with self.surroundings.again(), self.closed.without_hooks():
+        with self.surroundings.recomputing(), self.closed.without_hooks():
             for action in self.ahead:
                 self.perform(action)
         self.kept.clear()
@@ -148,7 +148,7 @@ class Loop:
                 self.kept[at] = Kept(self.carry_to_keep(), self.random_state())
             case Push(at, _):
                 assert self.workspace is not None
-                again = starts_again(self.ahead.following)
+                again = is_recomputed_from(self.ahead.following)
                 self.records[at] = self.workspace, self.random_state() if again else None
                 self.workspace = None
             case Pop(at, "hidden"):

@@ -125,17 +125,17 @@ def make_scan_plan(
 
 
 def make_graph_plan(
-    steps: int, *, chunk: int, sizes: Sizes, budget: int, keep_all: int | None, last_again: bool
+    steps: int, *, chunk: int, sizes: Sizes, budget: int, keep_all: int | None, recomputes_last: bool
 ) -> ScanPlan | None:
     """The plan for chunks that run as graphs; None where the budget is too small for one.
 
-    A chunk is recorded only on its way back. `last_again`: so is the last one, which has run by then.
+    A chunk is recorded only on its way back. `recomputes_last`: so is the last one, which has run by then.
     """
     slots = _graph_slots(sizes, budget)
     if slots < 1:
         return None
     plan = _finished(read_problem(-(-steps // chunk), slots), steps, chunk, "hidden", sizes, budget)
-    count = plan.forward_count + (chunk if last_again else 0)
+    count = plan.forward_count + (chunk if recomputes_last else 0)
     return replace(plan, forward_count=count, keep_all=keep_all, graphs=True)
 
 

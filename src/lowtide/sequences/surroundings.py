@@ -69,7 +69,7 @@ class Surroundings:
         return any(_bytes(old) != _bytes(new) for old, new in zip(state, self.look(), strict=True))
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def recomputing(self) -> Iterator[None]:
         """Run units once more: autocast as it was, and afterwards the random state of now."""
         present, self.outside = self.look(), present_state()
         with ExitStack() as stack:
