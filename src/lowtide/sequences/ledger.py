@@ -12,7 +12,7 @@ from ..solve.sequence import Backward, Forward, Load, Pop, Push
 from ..solve.sequence.actions import Action
 from .sizes import Sizes
 
-__all__ = ["peak_of", "records_last", "is_recomputed_from"]
+__all__ = ["is_recomputed_from", "peak_of", "records_last"]
 
 
 def records_last(action: Forward, following: Action | None) -> bool:

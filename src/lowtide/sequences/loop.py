@@ -17,7 +17,7 @@ from ..errors import LowtideError
 from ..solve.sequence import Backward, Forward, Load, Pop, Push
 from ..solve.sequence.actions import Action
 from .closed import Closed, graph_number
-from .ledger import records_last, is_recomputed_from
+from .ledger import is_recomputed_from, records_last
 from .outputs import Outputs
 from .record import Flows, Gradients, Record
 from .sequence import Piece, Sequence, detached
