@@ -61,7 +61,7 @@ class Row:
 class Stages:
     """The programme of a graph: columns with their seconds and least values, and rows.
 
-    `again` and `later` have the columns R and L of (stage, op). While the rows are made, `there` has the
+    `recomputed` and `later` have the columns R and L of (stage, op). While the rows are made, `there` has the
     column that says of each value whether it is there, and `fixed` the bytes that stay to the end.
     """
 
@@ -78,7 +78,7 @@ class Stages:
         self.seconds: list[float] = []
         self.least: list[int] = []
         self.rows: list[Row] = []
-        self.last_use, self.last_again = self.find_last_uses()
+        self.last_use, self.last_recomputed = self.find_last_uses()
         self.add_runs()
         self.there: dict[str, int] = {}
         self.fixed = graph.fixed_bytes + graph.given_bytes
@@ -92,16 +92,16 @@ class Stages:
     def find_last_uses(self) -> tuple[dict[str, int], list[int]]:
         """The last stage in which each value may be read, and in which it helps to recompute each op."""
         last_use: dict[str, int] = {}
-        last_again = [-1] * len(self.ops)
+        last_recomputed = [-1] * len(self.ops)
         for place in range(len(self.ops) - 1, -1, -1):
             op = self.ops[place]
             if op.kind != "pinned":
-                last_again[place] = max(
+                last_recomputed[place] = max(
                     (last_use.get(v, -1) for v in op.writes if v in self.loose), default=-1
                 )
             for name in op.reads:
-                last_use[name] = max(last_use.get(name, -1), place, last_again[place])
-        return last_use, last_again
+                last_use[name] = max(last_use.get(name, -1), place, last_recomputed[place])
+        return last_use, last_recomputed
 
     def column(self, seconds: float = 0.0) -> int:
         self.seconds.append(seconds)
@@ -113,13 +113,13 @@ class Stages:
 
     def add_runs(self) -> None:
         """Columns for what is recomputed in a stage, and in that stage or a later one."""
-        self.again: dict[tuple[int, int], int] = {}
+        self.recomputed: dict[tuple[int, int], int] = {}
         self.later: dict[tuple[int, int], int] = {}
         for place, op in enumerate(self.ops):
-            for stage in range(self.last_again[place], place, -1):
-                run = self.again[stage, place] = self.column(op.seconds)
+            for stage in range(self.last_recomputed[place], place, -1):
+                run = self.recomputed[stage, place] = self.column(op.seconds)
                 later = self.later[stage, place] = self.column()
-                later_runs = [(self.later[stage + 1, place], 1)] if stage < self.last_again[place] else []
+                later_runs = [(self.later[stage + 1, place], 1)] if stage < self.last_recomputed[place] else []
                 self.at_most(0, [(run, 1), (later, -1)])
                 self.at_most(0, [(later, 1), (run, -1), *((column, -1) for column, _ in later_runs)])
                 if later_runs:
@@ -129,7 +129,7 @@ class Stages:
         self.forget(stage)
         self.tighten(stage)
         for place in range(stage):
-            if (stage, place) in self.again:
+            if (stage, place) in self.recomputed:
                 self.recompute(stage, place)
         self.run_first(stage)
 
@@ -164,7 +164,7 @@ class Stages:
                 self.fixed += self.size[name]
 
     def recompute(self, stage: int, place: int) -> None:
-        op, run = self.ops[place], self.again[stage, place]
+        op, run = self.ops[place], self.recomputed[stage, place]
         for name in sorted(self.loose.intersection(op.reads)):
             self.at_most(0, [(run, 1), (self.there[name], -1)])
         written = [name for name in op.writes if name in self.loose]
@@ -214,7 +214,7 @@ class Stages:
     def order(self, chosen: Sequence[float]) -> tuple[list[str], list[str]]:
         """The forward and backward runs of a solution."""
         stages: list[list[int]] = [[] for _ in self.ops]
-        for (stage, place), column in self.again.items():
+        for (stage, place), column in self.recomputed.items():
             if chosen[column] > 0.5:
                 stages[stage].append(place)
         names = [[self.ops[i].name for i in (*sorted(again), stage)] for stage, again in enumerate(stages)]
@@ -224,13 +224,13 @@ class Stages:
 
     def choices(self, schedule: Schedule) -> dict[int, float] | None:
         """The columns of what a schedule recomputes, or None when it does not go in stages."""
-        chosen = dict.fromkeys(self.again.values(), 0.0)
+        chosen = dict.fromkeys(self.recomputed.values(), 0.0)
         stage, last = 0, -1
         for place in (self.place[step.op] for step in schedule.steps if isinstance(step, Run)):
             if place == stage:
                 stage, last = stage + 1, -1
-            elif place > last and (stage, place) in self.again:
-                chosen[self.again[stage, place]], last = 1.0, place
+            elif place > last and (stage, place) in self.recomputed:
+                chosen[self.recomputed[stage, place]], last = 1.0, place
             else:
                 return None
         return chosen
