@@ -176,6 +176,8 @@ class _Profile:
         least = quadratic(self.law.sizes, self.law)
         bound = least[0] if budget is None else self._bound(parse_budget(budget), least[0])
         close = walk(self.law.sizes, least, bound, self.law)
+        # Neither is always the better one: near checkpoints make short segments, a long end is not recomputed
+        # at all.
         return min(close, long_end(self.law.sizes, self.law, bound), key=self._rerun)
 
     def _bound(self, budget: Budget, least: int) -> int:
@@ -230,6 +232,7 @@ def _checkpointed(segment: Segment, layers: Sequence[nn.Module], value: Any) -> 
 
     def run(value: Any) -> Any:
         nonlocal ran
+        # torch.utils.checkpoint calls this twice: the second time is the recomputation.
         again, ran = ran, True
         return run_layers(layers, value, recomputed=again and segment.changes_buffers)
 

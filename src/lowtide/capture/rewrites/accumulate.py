@@ -34,6 +34,8 @@ def _may_add(parameter: torch.Tensor, present: torch.Tensor, gradient: torch.Ten
         gradient.dtype,
         gradient.device,
     )
+    # Hooks, DDP's reducers and a gradient with a graph of its own must see the gradient itself: autograd adds
+    # it.
     hooked = held(parameter, "backward_hooks") or held(parameter, "accumulated_hooks")
     if not alike or hooked or in_process_group() or present.requires_grad or present.layout != torch.strided:
         return False

@@ -119,6 +119,7 @@ def _shared_casts(primal: fx.Node) -> Iterator[list[fx.Node]]:
         if user.target is not aten._to_copy.default or region is None or region.casts:
             continue
         dtype = user.meta["val"].dtype
+        # Only casts to the region's own dtype are kept by eager's cache.
         if region.caches and (primal.meta["val"].device.type, dtype) in region.state:
             found[region.number, dtype].append(user)
     return (casts for casts in found.values() if len(casts) > 1)

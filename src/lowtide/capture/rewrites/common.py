@@ -221,6 +221,7 @@ def stack_selected(graph: fx.Graph) -> None:
     two sums; eager unbinds and stacks.
     """
     for node in reversed(list(graph.nodes)):
+        # From the end, so that of a tree of sums the root is met first and replaced as a whole.
         if not _is_sum(node) or any(map(_is_sum, node.users)) or not node.meta["val"].is_contiguous():
             continue
         parts = _parts(_summands(node) or [])
@@ -312,6 +313,7 @@ def _rest_of_sum(node: fx.Node, gone: set[fx.Node]) -> fx.Node | None:
     if len(rest) != 1 or not isinstance(rest[0], fx.Node):
         return None
     whole, part = node.meta["val"], rest[0].meta["val"]
+    # A sum that broadcasts, or gives other strides, is more than its one summand.
     alike = (whole.shape, whole.dtype, whole.stride()) == (part.shape, part.dtype, part.stride())
     return rest[0] if alike else None
 
@@ -337,5 +339,6 @@ def remove_dead(graph: fx.Graph, *, compiled: bool = False) -> None:
     for node in reversed(list(graph.nodes)):
         if node.op not in ("call_function", "get_attr") or node.users or has_effect(node):
             continue
+        # In eager a draw that nobody reads still moves the generator on, and with it every later mask.
         if compiled or not is_idle_draw(node):
             graph.erase_node(node)

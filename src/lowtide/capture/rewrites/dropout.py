@@ -44,6 +44,7 @@ def as_in_eager(graph: fx.Graph) -> None:
         x: Any = node.args[0]
         value = x.meta["val"]
         train, p = node.args[2], node.args[1]
+        # Elsewhere both forms round alike; with a rate of 0 or 1 nothing is drawn.
         if value.device.type == "cpu" and value.dtype in _HALF and train and 0 < p < 1:  # type: ignore[operator]
             _replace(graph, node, x, p)
 

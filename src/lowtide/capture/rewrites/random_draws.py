@@ -87,6 +87,8 @@ def in_order_of_memory(graph: fx.Graph) -> None:
     """Let what tracing draws in another order, or draws for nothing, be as eager has it."""
     changed: set[fx.Node] = set()
     for node in graph.nodes:
+        # The functional op draws in the order of the result, which is contiguous; eager's draws along the
+        # strides.
         if node.target is aten.bernoulli.p and not node.args[0].meta["val"].is_contiguous():
             node.target = bernoulli
             changed.add(node)

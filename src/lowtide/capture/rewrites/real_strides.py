@@ -44,6 +44,8 @@ class _Settling:
         for node in list(self.graph.nodes):
             if node.op != "call_function":
                 continue
+            # First what follows from new inputs, then what the kernel says of these: it is asked by its
+            # inputs' strides.
             if any(parent in self.changed for parent in node.all_input_nodes):
                 self.follow(node)
             if not is_item(node):
