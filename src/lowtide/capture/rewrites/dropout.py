@@ -29,12 +29,12 @@ def dropout(x: Any, p: float) -> tuple[torch.Tensor, torch.Tensor]:
     return aten.mul.Tensor(x, noise), noise
 
 
-def dropout_again(state: torch.Tensor, device: str, x: Any, p: float) -> Any:
+def dropout_recomputed(state: torch.Tensor, device: str, x: Any, p: float) -> Any:
     """The same output and noise, from the saved random state."""
     return recompute(state, device, dropout, x, p)
 
 
-RANDOM: dict[Callable[..., Any], Callable[..., Any]] = {dropout: dropout_again}
+RANDOM: dict[Callable[..., Any], Callable[..., Any]] = {dropout: dropout_recomputed}
 """Functions that draw random numbers, and what runs in their place when they are recomputed."""
 
 

@@ -70,12 +70,12 @@ def bernoulli(x: torch.Tensor, p: float, *, generator: Any = None) -> torch.Tens
     return aten.bernoulli_.float(made, p, generator=generator)  # type: ignore[no-any-return]
 
 
-def bernoulli_again(state: torch.Tensor, device: str, x: Any, p: float, *, generator: Any = None) -> Any:
+def bernoulli_recomputed(state: torch.Tensor, device: str, x: Any, p: float, *, generator: Any = None) -> Any:
     """The same zeros and ones, from the saved random state."""
     return recompute(state, device, bernoulli, x, p, generator=generator)
 
 
-RANDOM[bernoulli] = bernoulli_again
+RANDOM[bernoulli] = bernoulli_recomputed
 
 
 def dropped(x: torch.Tensor, p: float, train: bool) -> tuple[torch.Tensor, torch.Tensor]:
