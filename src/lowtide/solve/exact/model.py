@@ -119,7 +119,9 @@ class Stages:
             for stage in range(self.last_recomputed[place], place, -1):
                 run = self.recomputed[stage, place] = self.column(op.seconds)
                 later = self.later[stage, place] = self.column()
-                later_runs = [(self.later[stage + 1, place], 1)] if stage < self.last_recomputed[place] else []
+                later_runs = (
+                    [(self.later[stage + 1, place], 1)] if stage < self.last_recomputed[place] else []
+                )
                 self.at_most(0, [(run, 1), (later, -1)])
                 self.at_most(0, [(later, 1), (run, -1), *((column, -1) for column, _ in later_runs)])
                 if later_runs:
