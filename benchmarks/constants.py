@@ -1,14 +1,14 @@
 """What the planner's constants matter: each of them halved and doubled, and what becomes of the plans.
 
     PYTHONPATH=src python benchmarks/constants.py                 # a table; rows in results/constants.jsonl
-    PYTHONPATH=src python benchmarks/constants.py --only fusion
+    PYTHONPATH=src python benchmarks/constants.py --only search --large --match LONG,CALL
 
 A row says, over some graphs and budgets, how much more time the plans take with the other value (the median
 and both extremes, as shares of the step's predicted time), how much larger the smallest peak is, and how long
 planning takes. The search is deterministic, so what differs comes from the constant. Those of the search are
-tried on synthetic steps of 40 to 50 ops; those of fusion on steps of the zoo as they are planned for Inductor
-on the CPU, by their roofline prices and quick plans. Budgets lie between the smallest and the uncapped peak
-of the plans with the usual values.
+tried on synthetic steps of 40 to 50 ops (with --large of 120 to 130); those of fusion on steps of the zoo as
+they are planned for Inductor on the CPU, by their roofline prices and quick plans. Budgets lie between the
+smallest and the uncapped peak of the plans with the usual values.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ def effort(factor: float) -> Iterator[None]:
 
 
 BUDGETS: dict[str, list[int]] = {}
+LARGE: list[bool] = []
 
 
 def budgets(name: str, least: int, top: int) -> list[int]:
@@ -107,6 +108,8 @@ def searched() -> Found:
     """The ladders of the synthetic steps."""
     graphs = {f"random {seed}": random_step(seed, 16) for seed in range(3)}
     graphs |= {"transformer": scaled(40)}
+    if LARGE:
+        graphs = {"alike": scaled(110), "unlike": scaled(110, alike=False), "random": random_step(9, 45)}
     found: Found = {}
     for name, graph in graphs.items():
         ladder = search.Search(graph).run()
@@ -190,21 +193,25 @@ def compared(before: Found, after: Found) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=PARTS, help="one part alone")
-    parser.add_argument("--match", default="", help="only constants whose name contains this")
+    parser.add_argument("--large", action="store_true", help="steps of 120 ops, which are not annealed")
+    parser.add_argument(
+        "--match", default="", help="only constants whose name contains one of these, as in LONG,CALL"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
+    LARGE.extend([True] * args.large)
     for part in [args.only] if args.only else PARTS:
         plan, constants = PARTS[part]
         start = time.process_time()
         before = plan()
         usual = time.process_time() - start
         for name, other in constants():
-            if args.match not in name:
+            if not any(word in name for word in args.match.split(",")):
                 continue
             start = time.process_time()
             with other:
                 after = plan()
-            row = {"constant": name, **compared(before, after)}
+            row = {"constant": name, "large": args.large, **compared(before, after)}
             row["planning"] = round((time.process_time() - start) / usual, 2)
             print(json.dumps(row), flush=True)
             with args.out.open("a") as file:
