@@ -116,7 +116,7 @@ class Run:
         return found
 
     def with_base(self, wanted: list[Key]) -> list[Key]:
-        """The rows, behind the uncapped one where shares of its peak are wanted and the file lacks it."""
+        """The rows, after the uncapped one where shares of its peak are wanted and the file lacks it."""
         shares = [Job([known]).base for known in wanted if known[2].endswith("%")]
         known = {key(row) for row in points(read(self.args.out))}
         return [base for base in dict.fromkeys(shares) if base not in known.union(wanted)] + wanted
@@ -157,7 +157,7 @@ class Run:
         return job
 
     def goes_on(self, job: Job, waiting: list[Job]) -> bool:
-        """Whether the job's process still runs; one that failed is started again behind that row."""
+        """Whether the job's process still runs; one that failed is started again after that row."""
         assert job.process is not None
         status = job.process.poll()  # before the file is read: what it wrote at its end counts
         left = self.missing(job.wanted)

@@ -1,6 +1,6 @@
 """What a training step takes and what comes out of it: peak, time, gradients.
 
-Time: the steps run back to back, with an event behind each on CUDA; the median counts, and the spread is
+Time: the steps run back to back, with an event after each on CUDA; the median counts, and the spread is
 the distance between the quartiles. Where it is more than a twentieth of the median (something else used the
 device), the steps are timed again, up to three times, and the calmest round counts.
 

@@ -4,9 +4,9 @@ The blocks are the members of module lists (`blocks.0`, `net.4`, `layer.11`) at 
 list has two of them or more; all such lists of that level count, as an encoder's and a decoder's. A member
 with a single op (a convolution between blocks, say) is no block. What enters a block is kept, and so is what
 the rest of the forward reads of it. What lies inside is dropped; right before the backward first needs some
-of it, the block runs again, from its first op to the last whose result its own backward reads: all of them,
-also what was kept (a final ReLU), the last block too, each block once. Nothing else runs again, and an op
-that may run only once does not.
+of it, the block is recomputed, from its first op to the last whose result its own backward reads: all of
+them, also what was kept (a final ReLU), the last block too, each block once. Nothing else is recomputed, and
+an op that may run only once does not.
 
 Ops belong to a block by their module path. Where the backward's ops have none, a block's own backward is
 known only by its reading what lies inside.
@@ -29,7 +29,7 @@ __all__ = ["find_blocks", "per_block_schedule"]
 
 
 def per_block_schedule(graph: Graph, *, pattern: str | None = None) -> Schedule | None:
-    r"""The schedule in which each block runs again before its backward; None where there are no blocks.
+    r"""The schedule in which each block is recomputed before its backward; None where there are no blocks.
 
     `pattern` is a regular expression for the beginning of a module path, as in `net\.\d+`: what it matches of
     an op's path is the name of its block.

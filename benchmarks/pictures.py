@@ -77,15 +77,15 @@ def timeline(method: str) -> str:
 
 
 def caption(plan: Plan) -> str:
-    again = runs_again(plan)
+    again = recomputations(plan)
     fits = "" if plan.budget is None or plan.peak <= plan.budget else ", over the budget"
     return (
         f"{plan.method}: peak {format_bytes(plan.peak)}, {plan.peak / plan.uncapped.peak:.1%} of keeping "
-        f"everything{fits}; {len(again)} runs again, extra time {plan.extra:+.1%}"
+        f"everything{fits}; {len(again)} recomputations, extra time {plan.extra:+.1%}"
     )
 
 
-def runs_again(plan: Plan) -> list[int]:
+def recomputations(plan: Plan) -> list[int]:
     """The steps that run an op which ran before."""
     seen: set[str] = set()
     again = []
@@ -99,8 +99,8 @@ def runs_again(plan: Plan) -> list[int]:
 
 def ticks(plan: Plan) -> Iterable[str]:
     frame = Frame(len(plan.timeline.resident), 1)
-    marks = "".join(f"M{frame.x(step + 0.5):.1f},{HEIGHT - 6}v14" for step in runs_again(plan))
-    yield f'<text x="{LEFT - 8}" y="{HEIGHT + 5}" text-anchor="end">again</text>'
+    marks = "".join(f"M{frame.x(step + 0.5):.1f},{HEIGHT - 6}v14" for step in recomputations(plan))
+    yield f'<text x="{LEFT - 8}" y="{HEIGHT + 5}" text-anchor="end">recomputed</text>'
     yield f'<path class="again" d="{marks}"/>' if marks else ""
 
 

@@ -36,7 +36,7 @@ LEFT, RIGHT, TOP, BOTTOM = 50, 30, 40, 50
 
 
 def timed(size: int) -> dict[str, Any]:
-    """Plan a step of so many ops."""
+    """Plan a step of n ops."""
     graph = scaled(size, alike=False)
     vanilla = simulate(graph, keep_all(graph)).peak
     start = time.process_time()

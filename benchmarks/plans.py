@@ -5,7 +5,7 @@
 
 Two (graph, method) pairs run at a time, each in a process of its own that may use `--limit` seconds of the
 CPU (three times as many for torch's partitions, which trace the network first); what a method answered before
-it ran over is kept. The file is rewritten whole, by a rename, behind every pair, so a run can be interrupted
+it ran over is kept. The file is rewritten whole, by a rename, after every pair, so a run can be interrupted
 and continued. A line is reused when the sources of its method and its graph are what they were (`solver` is
 their hash) and it did not run over a smaller limit; `--again` makes all the lines that are asked for anew.
 Lines that are not asked for stay as they are.

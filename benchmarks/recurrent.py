@@ -52,7 +52,7 @@ class SelectiveScan(nn.Module):
     def scan_chunk(
         self, state: Tensor, values: Tensor, total: Tensor, write: Tensor, read: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The chunk's outputs and the state behind it; `total` is the summed decay up to each place."""
+        """The chunk's outputs and the state after it; `total` is the summed decay up to each place."""
         later = torch.ones(2 * total.shape[-1:], dtype=torch.bool, device=total.device).triu(1)
         between = (total[..., :, None] - total[..., None, :]).masked_fill(later, -torch.inf).exp()
         y = (read @ write.transpose(-1, -2) * between) @ values

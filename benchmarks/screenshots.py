@@ -44,7 +44,7 @@ class Shot:
 
 
 def point_at_recomputation(page: Page) -> None:
-    """Some steps into the backward, where layers run again."""
+    """Some steps into the backward, where layers are recomputed."""
     box = page.locator("#timeline").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + 0.62 * box["width"], box["y"] + 200)

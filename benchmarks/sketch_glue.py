@@ -10,7 +10,7 @@ tokenizer_config.json and model.safetensors. To run on another machine bring tha
 `--pack` writes it, the weights rounded to half precision) and the task files CoLA, RTE, SST-2 and STS-B,
 train.tsv and dev.tsv of each (6 MB). Nothing is downloaded.
 
-The layers of the encoder are sketched, those behind it (pooler, classifier) are not. Sketches by rows leave
+The layers of the encoder are sketched, those after it (pooler, classifier) are not. Sketches by rows leave
 padding out (`rows="attention_mask"`). Training is in single precision, batches of 64 padded to their longest,
 AdamW with a rate that rises over a tenth of the steps and falls to zero, dropout 0.1, no clipping of
 gradients; nothing is tuned for any kind, and the figure is that of the dev set at the end. SST-2 is trained
@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rate", type=float, default=1e-4, help="the largest learning rate")
     parser.add_argument("--epochs", type=int, help="instead of each task's own")
-    parser.add_argument("--examples", type=int, help="train on so many only")
+    parser.add_argument("--examples", type=int, help="train on the first N only")
     parser.add_argument("--workers", type=int, default=1, help="trainings at a time")
     parser.add_argument("--deadline", type=float, default=float("inf"), help="seconds of the whole run")
     parser.add_argument("--out", type=Path, help="the file of results")

@@ -10,7 +10,7 @@ state counts in every peak, with weights and gradients: a peak of training, as t
 TF32, torch's default; in bfloat16 weights, gradients and AdamW's state are bfloat16, too. Attention is
 torch's fused one; beside it, for what the paper could save, one that keeps its weights as in 2022.
 
-Sketched are the linear layers of the encoder, except that behind attention where attention is fused: its
+Sketched are the linear layers of the encoder, except that after attention where attention is fused: its
 backward keeps its output, so a sketch of it would come on top.
 
 "eager" runs the model as it is, and caps with the executor "eager"; "compiled" uses torch.compile, and caps

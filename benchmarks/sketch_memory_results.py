@@ -77,7 +77,7 @@ def groups() -> list[Group]:
 
 
 def ways(group: Group) -> list[Way]:
-    """The rows of a group, those that matter most first; a cap comes behind the row that its budget is of.
+    """The rows of a group, those that matter most first; a cap comes after the row that its budget is of.
 
     A compiled cap takes a minute or more to make: there are fewer of them.
     """

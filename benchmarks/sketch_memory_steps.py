@@ -108,8 +108,8 @@ def attention(group: Group) -> str:
 
 def sketched(model: nn.Module, name: str, group: Group) -> None:
     def pays(layer: str, _: nn.Module) -> bool:
-        behind_attention = layer.endswith("attention.output.dense")
-        return ".encoder." in layer and (group.attention == "eager" or not behind_attention)
+        after_attention = layer.endswith("attention.output.dense")
+        return ".encoder." in layer and (group.attention == "eager" or not after_attention)
 
     kind, _, rate = name.partition(" ")
     share = int(rate.rstrip("%")) / 100 if rate else None
@@ -140,7 +140,7 @@ def prepared(stand: Training, group: Group, way: Way, budget: int | None) -> Ite
 
 
 def measured(stand: Training, call: Call, seconds: float) -> Row:
-    """The peak of a step, and the median of its milliseconds over about so many seconds of steps."""
+    """The peak of a step, and the median of its milliseconds over about n seconds of steps."""
     cuda = stand.device.type == "cuda"
     clock = cuda_times if cuda else cpu_times
     stand.tidy()

@@ -1,6 +1,6 @@
 """Training steps of any number of ops, for timing planners: blocks of a transformer, made without tracing.
 
-A step is written down forward; the backward follows from it as a tape does it, one op for each forward op
+A step is written forward; the backward follows from it as a tape does it, one op for each forward op
 and a sum where a value was read twice. Linear in the number of ops.
 """
 
@@ -75,7 +75,7 @@ class Tape:
 
 
 def add_block(tape: Tape, b: int, x: str, size: int) -> str:
-    """A pre-norm block with dropout behind its attention; `size` is that of its input."""
+    """A pre-norm block with dropout after its attention; `size` is that of its input."""
     weight = 2 * MIB
     norm = tape.op(f"{b}.norm1", [x], [size, 4096, 4096], 0.5, [x])
     qkv = tape.linear(f"{b}.qkv", norm, 3 * size, 3 * weight, 3.0)
@@ -91,7 +91,7 @@ def add_block(tape: Tape, b: int, x: str, size: int) -> str:
 
 
 def transformer(blocks: int, *, alike: bool) -> Graph:
-    """A transformer of so many blocks; its sizes go up and down along the blocks unless they are alike."""
+    """A transformer of n blocks; its sizes go up and down along the blocks unless they are alike."""
     tape = Tape()
     size = 4 * MIB
     x = tape.linear("embed", tape.value("tokens", MIB // 64, "input"), size, 8 * MIB, 1.0)
@@ -104,7 +104,7 @@ def transformer(blocks: int, *, alike: bool) -> Graph:
 
 
 def scaled(ops: int, *, alike: bool = True) -> Graph:
-    """A step of at least so many ops, and less than one block more; `alike` says whether blocks are equal."""
+    """A step of at least n ops, and less than one block more; `alike` says whether blocks are equal."""
     if ops < 1:
         raise LowtideError(f"a step has at least one op, {ops} were asked for")
     one, two = (len(transformer(blocks, alike=alike).ops) for blocks in (1, 2))

@@ -2,24 +2,25 @@
 
 The partitioner is torch's own: `min_cut_rematerialization_partition` as in torch 2.13, with its defaults
 (runtimes by "flops", knapsack by "dp"). It is given a copy of the joint graph that Lowtide lifts and splits
-it into a forward and a backward; forward nodes that stand in the backward run again there. Every node carries
-the name that it has in Lowtide's graph, so the halves are two lists of ops. Views are no ops.
+it into a forward and a backward; forward nodes that stand in the backward are recomputed there. Every node
+carries the name that it has in Lowtide's graph, so the halves are two lists of ops. Views are no ops.
 
 What the budget means to torch: 1.0 saves what its min cut does, which may run ops again that Inductor would
 fuse into their readers; 0.0 saves nothing but the inputs of the step; what lies between is a share of the
 bytes *saved*, between those two. It is no peak, and torch looks at none: with little saved, much of the
-forward is run again and held at once.
+forward is recomputed and held at once.
 
 How the comparison is set up:
 
-- The graph is as eager runs it, not decomposed for Inductor: a LayerNorm is one op, and an op that runs again
-  has its full price, where Inductor may fuse it away.
-- Values are dropped behind their last use, also where torch would hold a saved output of an op that it runs
+- The graph is as eager runs it, not decomposed for Inductor: a LayerNorm is one op, and an op that is
+  recomputed has its full price, where Inductor may fuse it away.
+- Values are dropped after their last use, also where torch would hold a saved output of an op that it runs
   again for another of its outputs.
 - Equal ops are not merged (`cse=False`), since each has its place in the graph; `merged` counts them.
 - A plan for an absent GPU is traced on the CPU: its attention gets the class and the flops that the GPU's
   attention has, as torch would take it for a cheap op otherwise.
-- Random ops run again as they are: how torch restores their state (or does not) makes no difference here.
+- Random ops are recomputed as they are: how torch restores their state (or does not) makes no difference
+  here.
 - Where torch would run an op again that may run only once, its value waits in memory; `pinned` counts them.
 """
 

@@ -4,8 +4,8 @@ python examples/rollout.py
 
 A chain of masses on springs swings for a thousand small steps (symplectic Euler, a fixed-step solver as the
 cell). The push at the start and the stiffness of the springs are learnt, so that the last mass ends where it
-should. Keeping every step would take memory for all of them; the scan keeps a few, and computes the rest
-again.
+should. Keeping every step would take memory for all of them; the scan keeps a few, and recomputes the
+rest.
 """
 
 import torch

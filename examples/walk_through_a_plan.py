@@ -1,4 +1,4 @@
-"""Look at a plan from all sides: what it keeps, what it runs again, what other caps would cost.
+"""Look at a plan from all sides: what it keeps, what it recomputes, what other caps would cost.
 
 python examples/walk_through_a_plan.py
 """
@@ -33,10 +33,10 @@ def main() -> None:
     print(f"\npeak {plan.peak:,} of {whole.peak:,} bytes for {plan.extra:.1%} more time")
     print(plan.schedule)
 
-    # What runs again, by operator.
+    # What is recomputed, by operator.
     runs = Counter(part.op for part in plan.schedule.steps if isinstance(part, lowtide.Run))
     again = Counter(plan.graph.op[name].target for name, count in runs.items() if count > 1)
-    print("runs again:", dict(again))
+    print("recomputed:", dict(again))
 
     # The plan in words.
     print(f"\n{plan}\n")

@@ -106,7 +106,7 @@ def _resident(graph, steps, split, index):
 
 
 def _in_place(graph, steps, split, index):
-    """The step and the value of the first drop right behind a run that is of a value the op takes."""
+    """The step and the value of the first drop right after a run that is of a value the op takes."""
     for at in range(index + 1, split if index < split else len(steps)):
         if isinstance(steps[at], Run):
             return None
@@ -116,7 +116,7 @@ def _in_place(graph, steps, split, index):
 
 
 def _replaced(graph, steps, split, index):
-    """Values in whose place something was written and that are only dropped behind a drop."""
+    """Values in whose place something was written and that are only dropped after a drop."""
     for run in range(index - 1, -1, -1):
         if isinstance(steps[run], Run):
             found = _in_place(graph, steps, split, run) if (run < split) == (index < split) else None

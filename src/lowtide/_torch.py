@@ -389,8 +389,8 @@ def generated_code(look: Callable[[str], None]) -> AbstractContextManager[None]:
     return attributes(lowering, save_output_code=staticmethod(save))
 
 
-def written_down_where_asked() -> AbstractContextManager[None]:
-    """Let Inductor write down no value on the CPU just because two nodes read it: the plan says which.
+def realized_where_asked() -> AbstractContextManager[None]:
+    """Let Inductor realize no value on the CPU just because two nodes read it: the plan says which.
 
     It does so with exponentials, and with what is made of more than four values. A GPU's kernel keeps such a
     value to itself; the loops of the CPU's often differ in order, and then it is a buffer as large as

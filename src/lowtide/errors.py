@@ -10,7 +10,7 @@
     ├── FormatError            a graph, schedule, timeline or plan file is malformed (also a ValueError)
     ├── PlanMismatch           a plan made for another model or other shapes
     └── UnsupportedBackward    double backward, retain_graph=True, a gradient that was not planned for, or
-                               an input that changed since the forward and is read again
+                               an input that changed since the forward and is recomputed from
 
 Every message says what was asked, what is possible, the cause by a name the user knows and the next
 step. Whatever is raised, the model, its gradients and its files are as they were.
@@ -148,7 +148,7 @@ class PlanMismatch(LowtideError):
 
 
 class UnsupportedBackward(LowtideError):
-    """A way of calling backward that a plan cannot serve.
+    """A way of calling backward that a plan does not support.
 
     >>> import lowtide, torch
     >>> model = lowtide.cap(torch.nn.Linear(4, 4), "1MiB")

@@ -16,7 +16,7 @@ from typing import Any
 from torch import fx
 
 from .capture.lift import Lifted
-from .capture.step_inputs import Given
+from .capture.step_inputs import StepInputs
 from .capture.trace import Trace
 from .errors import NothingToTrain
 from .lowering.changed_inputs import Watch
@@ -54,7 +54,7 @@ class Asked:
     """
 
     options: Options
-    inputs: Given = field(default_factory=Given)
+    inputs: StepInputs = field(default_factory=StepInputs)
     target: str | None = None
     only_plan: bool = False
     autocast: State = ()
@@ -192,7 +192,7 @@ class Runner:
 
     run: Callable[..., Any]
     plan: Plan | None
-    inputs: Given
+    inputs: StepInputs
     counted: Mapping[Any, int] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     casts_inside: bool = False

@@ -39,7 +39,7 @@ class Decoder(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two convolutions and a shortcut, the last ReLU behind the sum."""
+    """Two convolutions and a shortcut, the last ReLU after the sum."""
 
     def __init__(self, inputs, outputs, stride=1):
         super().__init__()

@@ -104,7 +104,7 @@ def test_a_row_over_its_limit_is_given_up_and_the_next_one_tried(tmp_path):
     assert "error: no row within 0 s" in table(found)
 
 
-def test_nothing_is_started_behind_the_deadline(tmp_path):
+def test_nothing_is_started_after_the_deadline(tmp_path):
     out = tmp_path / "rows.jsonl"
     headtohead.main([*TINY, "--tools", "eager", "--deadline", "0", "--out", str(out)])
     assert read(out) == []

@@ -92,7 +92,7 @@ def test_tiny_rows_do_not_go_among_the_results():
         sketch_memory.main(["--tiny"])
 
 
-def test_a_cap_comes_behind_the_row_that_its_budget_is_of():
+def test_a_cap_comes_after_the_row_that_its_budget_is_of():
     for group in groups():
         order = ways(group)
         assert len(set(order)) == len(order)

@@ -105,7 +105,7 @@ class LossAndLogits(nn.Module):
         return {"loss": logits.pow(2).mean(), "logits": logits}
 
 
-def test_gradient_that_was_not_planned_is_refused_and_then_served(x):
+def test_gradient_that_was_not_planned_is_refused_and_then_supported(x):
     model = LossAndLogits()
     lowtide.cap(model, "60%")
     out = model(x)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.capture.rewrites.channels_last_inputs import is_turned
+from lowtide.capture.rewrites.channels_last_inputs import is_channels_last_copy
 from traces import lifted
 
 BATCH, FIRST, LAST = (4, 3, 32, 32), (72, 3, 3, 3), (40, 72, 3, 3)
@@ -27,7 +27,7 @@ class Images(nn.Module):
 def copied(model, x, **options):
     """The shapes of what is copied; copies are made once."""
     found, _ = lifted(model, x, executor="inductor", **options)
-    ops = [op for op in found.graph.ops if is_turned(found.node_of[op.name])]
+    ops = [op for op in found.graph.ops if is_channels_last_copy(found.node_of[op.name])]
     assert all((op.phase, op.kind) == ("forward", "pinned") for op in ops)
     return {tuple(found.node_of[op.name].meta["val"].shape) for op in ops}
 
@@ -43,7 +43,7 @@ def test_what_has_its_channels_last_is_not_copied():
 
 def test_a_step_that_is_not_compiled_copies_nothing():
     found, _ = lifted(Images(), torch.rand(BATCH))
-    assert not any(is_turned(node) for node in found.node_of.values())
+    assert not any(is_channels_last_copy(node) for node in found.node_of.values())
 
 
 @pytest.mark.parametrize(("channels", "shapes"), [(40, {BATCH, FIRST, LAST}), (36, set())])

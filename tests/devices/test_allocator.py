@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import chain, random_graph
-from lowtide.devices.allocator import _Pool, _Step, booked_excess, rounded
+from lowtide.devices.allocator import _Pool, _Step, allocator_overhead, rounded
 from lowtide.devices.memory import DeviceMemory
-from lowtide.planner.under_budget import booked, plan_graph
+from lowtide.planner.under_budget import plan_graph, with_allocator_overhead
 from lowtide.plans.events import VALUE, Free, Ran, events
 from lowtide.plans.graph import Graph, Op, Value
 from lowtide.plans.order import first_order, with_drops
@@ -33,7 +33,7 @@ def excess(story, free=(), *, workspace=0):
         ops.append(Op(f"make_{name}", (), (name,), workspace=int(workspace * MIB)))
         steps.append(Run(f"make_{name}"))
     graph = Graph(ops=tuple(ops), values=tuple(values))
-    return booked_excess(graph, Schedule(tuple(steps), ()), [int(size * MIB) for size in free]) / MIB
+    return allocator_overhead(graph, Schedule(tuple(steps), ()), [int(size * MIB) for size in free]) / MIB
 
 
 def test_rounding():
@@ -114,14 +114,14 @@ IN_PLACE = Schedule(
 
 def test_a_write_in_place_gets_the_block_of_the_value_it_takes():
     size, free = int(7.5 * MIB), [8 * MIB, 8 * MIB]
-    assert booked_excess(in_place_graph(size, takes=False), IN_PLACE, free) == MIB
-    assert booked_excess(in_place_graph(size), IN_PLACE, free) == MIB // 2
+    assert allocator_overhead(in_place_graph(size, takes=False), IN_PLACE, free) == MIB
+    assert allocator_overhead(in_place_graph(size), IN_PLACE, free) == MIB // 2
 
 
 def test_a_write_in_place_beside_a_live_copy_leaves_the_block_to_the_drop():
     graph = in_place_graph(int(7.5 * MIB))
     twice = Schedule((Run("make_a"), Run("make_b"), Run("make_b"), Drop("a"), Run("make_c")), ())
-    assert booked_excess(graph, twice, [8 * MIB, 8 * MIB]) == MIB
+    assert allocator_overhead(graph, twice, [8 * MIB, 8 * MIB]) == MIB
 
 
 @settings(max_examples=60, derandomize=True)
@@ -243,7 +243,7 @@ def test_agrees_with_a_second_model(story, halves):
         values=tuple(Value(name, size) for name, size in made),
     )
     steps = tuple(Drop(name) if size is None else Run(f"make_{name}") for name, size in story)
-    assert booked_excess(graph, Schedule(steps, ()), free) == naive_excess(story, free)
+    assert allocator_overhead(graph, Schedule(steps, ()), free) == naive_excess(story, free)
 
 
 def test_a_plan_for_a_caching_allocator_leaves_a_little_free_where_it_can():
@@ -258,4 +258,8 @@ def test_a_plan_for_a_caching_allocator_leaves_a_little_free_where_it_can():
 def test_a_peak_is_booked_from_the_free_blocks_and_from_none():
     graph = Graph(ops=(Op("make", (), ("a",)),), values=(Value("a", 19 * MIB),))
     plan = make_plan(graph, Schedule((Run("make"),), ()), method="keep_all")
-    assert [booked(plan, free).peak / MIB for free in (None, (), (19 * MIB,))] == [19, 20, 20]
+    assert [with_allocator_overhead(plan, free).peak / MIB for free in (None, (), (19 * MIB,))] == [
+        19,
+        20,
+        20,
+    ]

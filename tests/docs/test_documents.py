@@ -125,7 +125,7 @@ def shows_the_noise_and_the_choices(ran):
 
 def has_a_report(ran):
     assert ran.names["plan"].timeline.again > 0
-    assert "measured behind" in (ran.folder / "plan.html").read_text(encoding="utf-8")
+    assert "measured after" in (ran.folder / "plan.html").read_text(encoding="utf-8")
 
 
 def makes_a_step(ran):

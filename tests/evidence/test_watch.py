@@ -1,4 +1,4 @@
-"""A capped step watched while it runs: the bytes behind each run are those that the plan says."""
+"""A capped step watched while it runs: the bytes after each run are those that the plan says."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def runs_of(plan):
 
 
 @pytest.mark.parametrize("budget", ["min", "1GiB"])
-def test_bytes_behind_every_run_are_as_predicted(budget):
+def test_bytes_after_every_run_are_as_predicted(budget):
     step, plan = capped(dense, (32, 64), budget)
     found = watch(step, plan)
     assert list(found.points) == list(runs_of(plan))

@@ -105,7 +105,7 @@ def test_the_gradients_of_two_factors_are_made_in_one_loop():
         op for op in backward if op.writes[0] in activations(graph, least=1000) and "mm" not in op.target
     ]
     first, second = map(backward.index, loops)
-    assert second == first + 1  # not begun there and ended behind the products of the first
+    assert second == first + 1  # not begun there and ended after the products of the first
 
 
 def test_how_much_is_much_is_judged_by_what_is_in_memory():
@@ -220,7 +220,7 @@ def test_an_op_that_is_not_known_runs_apart():
 
 @pytest.mark.parametrize(("parts", "written"), [(4, 0), (5, 1)])
 def test_a_concatenation_of_many_parts_is_in_memory(parts, written):
-    """Inductor writes so many down where two nodes read them; fewer it reads where they are."""
+    """Inductor realizes a cat of this many where two nodes read them; fewer it reads where they are."""
     xs = [leaf(64, 16) for _ in range(parts)]
     w = leaf(16 * parts, 8)
     found, _ = lifted(lambda *xs: (torch.cat(xs, 1).sin() @ w).sum(), *xs, executor="inductor")

@@ -72,7 +72,7 @@ def stack(layers):
 
 
 def in_place_relu():
-    """Behind a layer of its own: what it overwrites must not be needed by the layer before."""
+    """After a layer of its own: what it overwrites must not be needed by the layer before."""
     return nn.Sequential(nn.Conv1d(WIDTH, WIDTH, 1), nn.ReLU(inplace=True))
 
 

@@ -126,7 +126,7 @@ def test_drops_before_that_of_the_taken_value_find_it_gone():
     assert resident(make, relu, Drop("b"), Drop("a"), make, relu, Drop("a"), loss)[1:4] == [11, 2, 2]
 
 
-def test_a_drop_at_the_start_of_the_backward_is_not_right_behind_the_forward():
+def test_a_drop_at_the_start_of_the_backward_is_not_right_after_the_forward():
     make, relu, loss = Run("make"), Run("relu"), Run("loss")
     assert resident(make, relu, loss, relu, backward=(Drop("a"),)) == [10, 19, 21, 30, 13]
     assert resident(make, relu, loss, relu, Drop("a"), backward=()) == [10, 19, 21, 22, 13]

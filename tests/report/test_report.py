@@ -224,15 +224,15 @@ def test_what_waits_at_the_peak_is_told_with_its_price() -> None:
         assert item.until > plan.timeline.peak_step
     said = " ".join(advice(Residency(plan), alive(plan)))
     assert f"{len(waiting)} values wait" in said
-    assert "run what writes it again before step" in said
+    assert "and recompute it before step" in said
     assert f"No schedule goes below {least_peak(plan.graph)[0]} B" in said
 
 
-def test_a_value_that_may_not_be_made_again_is_told_so() -> None:
+def test_a_value_that_may_not_be_recomputed_is_told_so() -> None:
     graph = chain(4)
     pinned = [replace(op, kind="pinned") if op.name == "f1" else op for op in graph.ops]
     plan = keeping(graph.replace(ops=tuple(pinned)))
-    assert any("may not be made again" in line for line in advice(Residency(plan), alive(plan)))
+    assert any("may not be recomputed" in line for line in advice(Residency(plan), alive(plan)))
     assert "may run only once" in page(plan)
 
 
@@ -336,7 +336,7 @@ def test_points_that_were_measured_are_drawn_and_compared() -> None:
     # Workspaces are gone when an op has returned: that of linear is 7 bytes.
     points = {0: plan.timeline.resident[0] - 7, 1: plan.timeline.resident[1], 9: 1}
     html = page(plan, measured=Watched(plan.peak, 1.0, points))
-    assert "measured behind 3 runs, 2 of them as predicted to the byte" in html
+    assert "measured after 3 runs, 2 of them as predicted to the byte" in html
     (path,) = re.findall(r'<path class="seen" d="([^"]+)"', html)
     assert path.count("M") == 3
 

@@ -154,7 +154,7 @@ def test_every_step_is_told_as_it_is(show: Open, plan: Plan) -> None:
         said = opened.locator("#readout").inner_text()
         assert f"{format_bytes(resident)} at step {index} (" in said
         if isinstance(step, Run):
-            assert f"runs {step.op}{' again' if step.op in seen else ''}\n" in said
+            assert f"{'recomputes' if step.op in seen else 'runs'} {step.op}\n" in said
             seen.add(step.op)
         else:
             assert f"drops {step.value}" in said

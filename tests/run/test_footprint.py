@@ -746,7 +746,7 @@ def test_a_convolution_takes_what_one_of_its_shapes_takes(monkeypatch):
 
 
 def convolution(count):
-    """A node that reads so many channels."""
+    """A node that reads n channels."""
     graph = torch.fx.Graph()
     image, weight = (graph.placeholder(name) for name in ("image", "weight"))
     node = graph.call_function(torch.ops.aten.convolution.default, (image, weight, None))

@@ -61,7 +61,7 @@ class Convolutions(nn.Module):
 
 
 class Residual(nn.Module):
-    """The end of a ResNet: a sum behind the last convolution, its mean, a classifier."""
+    """The end of a ResNet: a sum after the last convolution, its mean, a classifier."""
 
     def __init__(self):
         super().__init__()
@@ -88,7 +88,7 @@ class Dense(nn.Module):
 
 
 def step(model, batch, seed=1):
-    """Gradients, buffers and the random state behind a step."""
+    """Gradients, buffers and the random state after a step."""
     model.zero_grad()
     torch.manual_seed(seed)
     model(*batch).backward()
@@ -351,7 +351,7 @@ def test_a_tangent_that_the_engine_holds_is_not_written_over(monkeypatch):
 
 
 def test_seeds_are_drawn_before_the_loops_around_them(monkeypatch):
-    """What stands before the first dropout is computed in one kernel with what stands behind it."""
+    """What stands before the first dropout is computed in one kernel with what stands after it."""
     texts = []
     monkeypatch.setattr("torch._inductor.graph.GraphLowering.save_output_code", texts.append)
     norm, last = nn.LayerNorm(256), nn.Linear(256, 256)
@@ -369,7 +369,7 @@ def test_seeds_are_drawn_before_the_loops_around_them(monkeypatch):
 
 
 def images(monkeypatch, turns=True):
-    """What a compiled forward hands over behind its last convolution, with the operator that writes it."""
+    """What a compiled forward hands over after its last convolution, with the operator that writes it."""
     handed = []
 
     def look(forward, outputs):

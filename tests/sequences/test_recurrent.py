@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from loop_part import leaves_of, loop_part, size
 from lowtide import BudgetTooSmall, LowtideError
-from lowtide.sequences.blocks import turned_rows
+from lowtide.sequences.blocks import reversed_rows
 from lowtide.sequences.passage import Passage
 from lowtide.sequences.recurrent import Recurrent
 
@@ -139,15 +139,15 @@ def test_one_sequence_without_a_batch(kind, batch_first):
     check_equal(module, wrapper, torch.randn(8, 4))
 
 
-def test_rows_are_turned_and_turned_back():
+def test_rows_are_reversed_and_reversed_back():
     sizes = torch.tensor([3, 3, 2, 2, 1])
-    turn = turned_rows(sizes)
-    assert torch.equal(turn[turn], torch.arange(11))
+    reversal = reversed_rows(sizes)
+    assert torch.equal(reversal[reversal], torch.arange(11))
     data = torch.arange(11)
     padded, lengths = pad_packed_sequence(PackedSequence(data, sizes))
-    turned, _ = pad_packed_sequence(PackedSequence(data[turn], sizes))
+    reversed_ones, _ = pad_packed_sequence(PackedSequence(data[reversal], sizes))
     for row, length in enumerate(lengths):
-        assert torch.equal(turned[:length, row], padded[:length, row].flip(0))
+        assert torch.equal(reversed_ones[:length, row], padded[:length, row].flip(0))
 
 
 def test_one_block_and_nothing_dropped_is_bitwise_the_module():

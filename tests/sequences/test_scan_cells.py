@@ -85,7 +85,7 @@ def test_tied_parameters(xs, start):
 
 
 @pytest.mark.parametrize("wrap", ["eager", "compiled"])
-def test_results_of_other_computations_are_served(wrap, weight, xs, start):
+def test_results_of_other_computations_are_supported(wrap, weight, xs, start):
     def make():
         doubled = weight * 2
 
@@ -140,7 +140,7 @@ def late(h_and_n, x, space):
 
 
 @pytest.mark.parametrize("when", [range(5, 9), range(5, 7)], ids=["from step 5 on", "in steps 5 and 6"])
-def test_a_parameter_that_is_read_late_is_refused_or_served(when, weight, xs, start):
+def test_a_parameter_that_is_read_late_is_refused_or_supported(when, weight, xs, start):
     space = types.SimpleNamespace(weight=weight, late=weight.detach().clone().requires_grad_(), when=when)
     cell = lambda carry, x: late(carry, x, HOLDER[0])  # noqa: E731
     HOLDER[:] = [space]

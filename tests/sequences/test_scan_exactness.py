@@ -67,7 +67,7 @@ def test_gradients_are_bitwise_those_of_the_plain_loop(length, way):
     got = gradients(lambda: scan(cell, init, xs, **asked, **way), wanted)
     assert same(got[0], expected[0])
     assert same(got[1], expected[1])
-    assert torch.equal(got[2], expected[2])  # the random state behind it
+    assert torch.equal(got[2], expected[2])  # the random state after it
 
 
 @pytest.mark.parametrize("reverse", [False, True])

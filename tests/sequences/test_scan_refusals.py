@@ -113,7 +113,7 @@ def test_modules_that_change_their_buffers(norm, way, xs, start):
     weighed(scan(module, start, xs, **way)).backward()
 
 
-def test_batch_norm_without_running_statistics_is_served(xs, start):
+def test_batch_norm_without_running_statistics_is_supported(xs, start):
     module = Normed(nn.BatchNorm1d(4, track_running_stats=False, dtype=F64))
     wanted = [WEIGHT, *module.parameters()]
     expected = gradients(lambda: plain(module, start, xs), wanted)
@@ -214,14 +214,16 @@ def test_a_leaf_that_the_cell_makes(xs, start):
     with pytest.raises(LowtideError, match=r"requires_grad_\(\)"):
         scan(cell, start, xs, slots=3)
 
-    def served(h, x):
+    def supported(h, x):
         q = h if h.requires_grad else h.clone().requires_grad_()
         (force,) = torch.autograd.grad((q @ WEIGHT).pow(2).sum(), q, create_graph=True)
         return h - 0.1 * force + x, None
 
     start.requires_grad_()
-    expected = gradients(lambda: plain(served, start, xs), [WEIGHT, start])
-    assert same(gradients(lambda: scan(served, start, xs, slots=3), [WEIGHT, start])[:2], expected[:2], 1e-12)
+    expected = gradients(lambda: plain(supported, start, xs), [WEIGHT, start])
+    assert same(
+        gradients(lambda: scan(supported, start, xs, slots=3), [WEIGHT, start])[:2], expected[:2], 1e-12
+    )
 
 
 @pytest.mark.parametrize("way", [*WAYS, {}, {"slots": 3, "lengths": torch.tensor([9, 4])}], ids=str)

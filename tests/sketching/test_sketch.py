@@ -263,7 +263,7 @@ def test_layers_do_not_share_a_seed():
 @pytest.mark.parametrize("kind", ["strided", "rows", "int4"])
 @pytest.mark.parametrize("part", ["block", "mlp"])
 def test_a_checkpoint_gives_the_same_gradients(part, kind):
-    """A sketch that is made again is the same, and dropout masks behind it are, too."""
+    """A sketch that is made again is the same, and dropout masks after it are, too."""
     block = sketch(Block(), kind)
     x = torch.randn(4, 10, WIDTH, requires_grad=True)
 
@@ -287,7 +287,7 @@ def test_a_checkpoint_gives_the_same_gradients(part, kind):
 
 @pytest.mark.parametrize("way", ["inside", "around", "submodule"])
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_dropout_behind_a_sketch_is_the_same_when_a_checkpoint_runs_it_again(reentrant, way):
+def test_dropout_after_a_sketch_is_the_same_when_a_checkpoint_runs_it_again(reentrant, way):
     model, masks = WithLoss(nn.Sequential(Block(), Block())), []
     for block in model.net:
         block.mlp[2].register_forward_hook(lambda module, args, output: masks.append(output.detach() == 0))
@@ -477,7 +477,7 @@ def padded():
 
 
 def test_rows_that_are_not_real_are_left_out():
-    """With as many kept rows as there are real ones, the layers behind the attention are exact."""
+    """With as many kept rows as there are real ones, the layers after the attention are exact."""
     model, x, mask = padded()
     exact = step(model, x, mask)
     lowtide.sketch(model, 0.6, rows="mask", layers="net.mlp")

@@ -90,7 +90,7 @@ def test_what_no_rule_covers_may_be_anything(name):
 
 
 class Encoder(nn.Module):
-    """A block with norms behind, as in BERT, whose first tokens are classified."""
+    """A block with norms after, as in BERT, whose first tokens are classified."""
 
     def __init__(self, which=0):
         super().__init__()

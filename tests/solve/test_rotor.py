@@ -99,7 +99,7 @@ def shortest(case: Case, memory: int) -> float:
 def moves(case: Case, last: int, loose: int | None, stored: frozenset, saved: frozenset):
     """(seconds, peak, state) of everything that can be done next.
 
-    What is stored or saved stays until its backward, and work goes on behind the last of it: the left part
+    What is stored or saved stays until its backward, and work goes on after the last of it: the left part
     waits until the right one is done.
     """
     stages = case.stages
@@ -237,7 +237,7 @@ def test_bad_input_is_refused_by_name():
     assert plan_chain([stage] * 4, caught.value.smallest).seconds > 0
     with pytest.raises(LowtideError, match="stage 1 has no option"):
         plan_chain([stage, Stage(1, ())], 10)
-    with pytest.raises(LowtideError, match="stage 0: every option reaches behind the last stage"):
+    with pytest.raises(LowtideError, match="stage 0: every option reaches past the last stage"):
         plan_chain([Stage(1, (Option(1, stages=2),))], 10)
     with pytest.raises(LowtideError, match="memory -1"):
         plan_chain([stage], -1)

@@ -284,7 +284,7 @@ def test_hidden_is_the_count_of_checkpoint_schedules():
 
 @cache
 def reversal(steps: int, slots: int) -> int:
-    """Forward runs to reverse a chain with its input and so many more values kept."""
+    """Forward runs to reverse a chain with its input and n more values kept."""
     if steps <= 1:
         return 0
     if slots == 0:

@@ -90,12 +90,14 @@ def edit(tape: Tape, rng: Random) -> None:
         tape.remove(rng.choice(again))
         return
     slot = rng.choice([slot for slot, op in enumerate(tape.at) if op >= 0])
-    ran = [op for op, slots in enumerate(tape.runs) if slots and slots[0] < slot and tape.facts.again[op]]
+    ran = [
+        op for op, slots in enumerate(tape.runs) if slots and slots[0] < slot and tape.facts.recomputable[op]
+    ]
     if ran:
-        if not tape.room(slot, 1) or rng.random() < 0.3:
+        if not tape.free_slots(slot, 1) or rng.random() < 0.3:
             tape.widen(slot, 3)
             slot += 3
-        tape.insert(rng.choice(ran), rng.choice([*tape.room(slot, 1), slot - 1]))
+        tape.insert(rng.choice(ran), rng.choice([*tape.free_slots(slot, 1), slot - 1]))
 
 
 @settings(max_examples=25)

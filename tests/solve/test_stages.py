@@ -88,7 +88,7 @@ def test_a_chain_is_cut_at_every_step_and_measured():
     assert stages.backward_seconds == (0.0, 4.0, 2.0, 2.0)
     # Each step writes the input of the next one, which the backward reads; the last one writes the output.
     assert stages.saved == (3, 3, 3, 0)
-    assert stages.forward_room == (3, 3, 3, 3)
+    assert stages.forward_work == (3, 3, 3, 3)
 
 
 def test_rooms_count_what_is_there_at_once():
@@ -100,7 +100,7 @@ def test_rooms_count_what_is_there_at_once():
     given_bytes = sum(v.bytes for v in graph.values if v.kind in ("parameter", "input"))
     timeline = simulate(graph, keep_all(graph))
     room = max(timeline.resident[: timeline.boundary]) - given_bytes
-    assert stages.forward_room[0] == pytest.approx(room)
+    assert stages.forward_work[0] == pytest.approx(room)
 
 
 def test_cuts_of_a_transformer_separate_its_blocks():
@@ -117,7 +117,7 @@ def test_stages_at_given_places():
     graph = chain(6)
     stages = stages_at(graph, [2, 5])
     assert [len(stage) for stage in stages.forward] == [2, 3, 1]
-    assert all(stages.again[i] == stages.forward[i] for i in range(3))
+    assert all(stages.recomputable[i] == stages.forward[i] for i in range(3))
     assert joined(stages) == first_order(graph)
     bounds = [0, 2, 5, 6]
     assert [b - a for a, b in pairwise(bounds)] == [len(stage) for stage in stages.forward]

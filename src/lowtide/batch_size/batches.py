@@ -1,6 +1,6 @@
 """The largest batch that fits a budget, uncapped and capped, and what each costs. Nothing is run.
 
-Problem: how many samples fit into so many bytes? Trying it on the device means running out of memory again
+Problem: how many samples fit into n bytes? Trying it on the device means running out of memory again
 and again, and says nothing of a device that is not there.
 
 Method: the step is made at a few batch sizes, on the meta device where that works, and traced under fake
@@ -34,14 +34,14 @@ __all__ = ["Batch", "LargestBatch", "largest_batch"]
 FIRST = 4
 """The first batch size to look at: one sample alone is a special case of many models."""
 CLOSE = 100
-"""How finely to look for the capped answer: one in so many samples. The planner is no more exact."""
+"""How finely to look for the capped answer: to one sample in this many. The planner is no more exact."""
 APART = 1.25
 """How much larger a batch is than the one in the line above it, in print."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of so many samples and its plan under the budget."""
+    """A number of samples and their plan under the budget."""
 
     size: int
     plan: Plan
@@ -161,6 +161,7 @@ def largest_batch(
     steps = _Steps(make, {"device": device, "executor": executor, "optimizer": optimizer}, tell)
     size = _bytes(asked, steps.plan(min(FIRST, most)), device)
     plain = SizeSearch(size, most, EXACT)
+    # Uncapped first: that only takes tracing, and its line says where to look for capped ones.
     fits = plain.run(lambda batch: steps.fits(batch, size), first=FIRST)
     capped = _Capped(steps, Budget(asked.text, size), method)
     if not SizeSearch(size, most, CLOSE, plain.start(), fits).run(capped.fits, first=max(2 * fits, 1)):
@@ -224,6 +225,8 @@ class _Steps:
                     with torch.device("meta"):
                         step = make_step(self.make, size)
                     return capture_step(step, **self.options)
+                # Some models cannot be made on the meta device (they read data while they are built): then
+                # with memory.
                 except LowtideError:
                     self.on_meta = False
             return capture_step(make_step(self.make, size), **self.options)
@@ -254,6 +257,7 @@ class _Capped:
         """Plan a batch between the two largest where they are far apart: the last samples cost most."""
         sizes = sorted(self.plans)[-2:]
         if len(sizes) == 2 and sizes[1] > 2 * sizes[0]:
+            # The geometric mean: half way by factors, as sizes are compared.
             self.fits(math.isqrt(sizes[0] * sizes[1]))
 
     def under(self, budget: Budget, vanilla: Plan) -> Plan:

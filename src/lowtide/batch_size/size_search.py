@@ -43,6 +43,7 @@ class SizeSearch:
         sides: list[bool] = []
         while over - self.fits > (near := max(1, self.fits // self.grain)):
             low = self.fits + near
+            # Inside the bracket, whatever the line says.
             size = min(max(self.guess(first, over, sides), low), max(over - near, low))
             does, self.seen[size] = look(size)
             sides.append(does)
@@ -55,6 +56,7 @@ class SizeSearch:
             return first
         if len(self.seen) < 2:
             return 2 * first
+        # Peaks jump (kernels change with the size); halving always ends.
         if len(sides) > PATIENCE and over <= self.most:
             return (self.fits + over) // 2
         named = self.named(over)

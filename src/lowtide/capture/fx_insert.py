@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import fx
 
-__all__ = ["call_before", "call_behind"]
+__all__ = ["call_after", "call_before"]
 
 
 def call_before(place: fx.Node, target: Any, *args: Any) -> fx.Node:
@@ -15,8 +15,8 @@ def call_before(place: fx.Node, target: Any, *args: Any) -> fx.Node:
         return _call(place, target, args)
 
 
-def call_behind(place: fx.Node, target: Any, *args: Any) -> fx.Node:
-    """A call of some nodes, behind another node."""
+def call_after(place: fx.Node, target: Any, *args: Any) -> fx.Node:
+    """A call of some nodes, after another node."""
     with place.graph.inserting_after(place):
         return _call(place, target, args)
 

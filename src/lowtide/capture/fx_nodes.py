@@ -85,6 +85,7 @@ def has_effect(node: fx.Node) -> bool:
         return True
     if str(node.target) == "with_effects":  # torch's wrapper of ops that print, assert or raise
         return True
+    # Collectives must run on every rank in the same order; a mutable schema writes to an argument.
     schema = held(node.target, "schema", None)
     namespace = getattr(node.target, "namespace", "")
     return namespace in ("_c10d_functional", "c10d_functional") or bool(schema and schema.is_mutable)
@@ -113,6 +114,7 @@ def mark_backward(graph: fx.Graph) -> None:
     tags = [node.meta.get("partitioner_tag") for node in calls]
     first = tags.index("is_backward") if "is_backward" in tags else len(tags)
     if "is_forward" in tags:
+        # After the last node tagged forward: a custom function's backward has no tags at all.
         first = len(tags) - tags[::-1].index("is_forward")
     for node, tag in zip(calls[first:], tags[first:], strict=True):
         if tag != "must_be_in_forward":

@@ -62,6 +62,7 @@ def lazily(tensor: torch.Tensor, signs: str) -> torch.Tensor:
 
 def outputs_of(result: Any, reads: Sequence[torch.Tensor], device: torch.device | None = None) -> Outputs:
     """How what an operator returned lies in memory; storage elsewhere than on `device` has no bytes there."""
+    # Reversed, so that of several reads with one storage the first is named.
     owner = {storage_of(tensor): index for index, tensor in reversed(list(enumerate(reads)))}
     found: list[Output | None] = []
     for index, item in enumerate(items_of(result)):

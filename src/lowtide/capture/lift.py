@@ -25,7 +25,7 @@ from ..torch_state.random_state import state_size
 from .fx_nodes import feeding, has_effect, is_item, storage_of, tensors_of
 from .rewrites.accumulate import is_accumulation
 from .rewrites.batchnorm import UPDATES_STATISTICS
-from .rewrites.channels_last_inputs import is_turned
+from .rewrites.channels_last_inputs import is_channels_last_copy
 from .rewrites.random_draws import draws, is_idle_draw
 from .trace import Trace
 
@@ -66,16 +66,16 @@ class _Lifting:
         self.root_of: dict[str, fx.Node] = {}
         self.bytes_of: dict[str, int] = {}
         self.node_of: dict[str, fx.Node] = {}
-        self.behind: dict[fx.Node, list[str]] = {}
+        self.viewed: dict[fx.Node, list[str]] = {}
         self.ops: list[Op] = []
-        self.given: dict[str, ValueKind] = {}
+        self.inputs: dict[str, ValueKind] = {}
 
     def lifted(self) -> Lifted:
         for node in self.trace.graph.nodes:
             if node.op in ("placeholder", "get_attr"):
                 self.give(node)
             elif node.op == "call_function" and not is_item(node):
-                self.take(node)
+                self.add_node(node)
         graph = Graph(ops=tuple(self.ops), values=tuple(self.values()), device=self.label, prices="none")
         return Lifted(graph, self.node_of, self.root_of, self.value_of)
 
@@ -83,17 +83,17 @@ class _Lifting:
         """A placeholder or constant: a value that is there before it is read."""
         for tensor in tensors_of(node):
             name = self.new_value(node, tensor)
-            self.given.setdefault(name, self.given_kind(node))
+            self.inputs.setdefault(name, self.input_kind(node))
 
-    def given_kind(self, node: fx.Node) -> ValueKind:
+    def input_kind(self, node: fx.Node) -> ValueKind:
         if node in self.trace.tangents:
             return "tangent"
         if node.op == "get_attr":
             return "buffer"
         role = self.trace.roles[self.trace.primals.index(node)]
-        return role  # type: ignore[return-value]  # roles are kinds of given values
+        return role  # type: ignore[return-value]  # roles are kinds of input values
 
-    def take(self, node: fx.Node) -> None:
+    def add_node(self, node: fx.Node) -> None:
         """A call: an op when it makes a storage or has an effect, a view otherwise."""
         self.refuse_unknown_sizes(node)
         reads = self.reads(node)
@@ -105,7 +105,9 @@ class _Lifting:
         for index, tensor in enumerate(tensors if several else [tensors]):  # type: ignore[arg-type]
             if not isinstance(tensor, torch.Tensor):
                 continue
+            # An output without a getitem is one that nobody reads.
             holder = items.get(index) if several else None if is_idle_draw(node) else node
+            # A fake tensor's storage is its identity: who shares it is a view.
             if storage_of(tensor) in self.storage_value:
                 if holder is not None:
                     self.value_of[holder] = self.storage_value[storage_of(tensor)]
@@ -115,11 +117,12 @@ class _Lifting:
                 writes.append(self.new_value(holder, tensor))
         if writes or has_effect(node) or is_idle_draw(node):
             self.add_op(node, reads, writes, unread)
+        # A tuple of views (split, unbind): its items belong to what it looks at.
         elif several and reads:
             self.value_of[node] = reads[0]
         elif reads and not tensors_of(node):  # a number, as `.item()` gives: taken like a view
             self.value_of[node] = reads[0]
-            self.behind[node] = reads
+            self.viewed[node] = reads
 
     def refuse_unknown_sizes(self, node: fx.Node) -> None:
         if any(isinstance(size, torch.SymInt) for tensor in tensors_of(node) for size in tensor.shape):
@@ -155,26 +158,28 @@ class _Lifting:
         name = f"{parameter.name}.grad"
         tensor = parameter.meta["val"]
         self.bytes_of[name] = rounded(tensor.numel() * tensor.element_size(), self.allocator)
-        self.given[name] = "accumulated"
+        self.inputs[name] = "accumulated"
         return name
 
     def reads(self, node: fx.Node) -> list[str]:
-        return [name for parent in node.all_input_nodes for name in self.values_behind(parent)]
+        return [name for parent in node.all_input_nodes for name in self.values_read_through(parent)]
 
-    def values_behind(self, node: fx.Node) -> list[str]:
+    def values_read_through(self, node: fx.Node) -> list[str]:
         """The values that a node stands for, or is computed from where it is a number."""
-        return self.behind.get(node) or ([self.value_of[node]] if node in self.value_of else [])
+        return self.viewed.get(node) or ([self.value_of[node]] if node in self.value_of else [])
 
     def kind(self, node: fx.Node) -> OpKind:
         """Collectives, writes into inputs and readers of an input that is overwritten run once."""
+        # A second run could read it after the write.
         if any(self.touches_mutated(parent) for parent in node.all_input_nodes):
             return "pinned"
         if draws(node):
             return "pinned" if is_idle_draw(node) else "random"
         if node.target in UPDATES_STATISTICS and node in self.feeding_outputs:
             return "pure"  # its first run, in the forward, is the one that updates them
-        if is_turned(node) or has_effect(node):
+        if is_channels_last_copy(node) or has_effect(node):
             return "pinned"
+        # On the safe side: replaying from a saved state costs little, another mask would be a wrong gradient.
         return "random" if is_foreign(node) else "pure"
 
     def touches_mutated(self, node: fx.Node) -> bool:
@@ -196,14 +201,16 @@ class _Lifting:
         gradients = self.names(self.trace.gradients)
 
         def kind(name: str) -> ValueKind:
-            if name in self.given:
-                return self.given[name]
+            if name in self.inputs:
+                return self.inputs[name]
             return "output" if name in outputs else "gradient" if name in gradients else "activation"
 
         return [Value(name, size, kind(name)) for name, size in self.bytes_of.items()]
 
     def names(self, nodes: list[Any]) -> set[str]:
-        return {name for node in nodes if isinstance(node, fx.Node) for name in self.values_behind(node)}
+        return {
+            name for node in nodes if isinstance(node, fx.Node) for name in self.values_read_through(node)
+        }
 
     def size(self, tensor: torch.Tensor) -> int:
         """Bytes on the planned device: what lies elsewhere costs nothing there."""

@@ -35,6 +35,7 @@ def fakes_for_meta(model: Callable[..., Any], inputs: Any) -> Iterator[Any]:
     fake = _Fakes()
     try:
         for table in tables:
+            # In the modules' own tables: setattr would run hooks and properties of the user's.
             table.update({name: fake(tensor) for name, tensor in table.items() if tensor is not None})
         yield private("tree_map_only")(torch.Tensor, fake, inputs)
     finally:

@@ -15,7 +15,7 @@ from torch import fx
 
 from .fx_nodes import is_item, tensors_of
 
-__all__ = ["Fusing", "fusing", "is_written_down", "steers", "type_of"]
+__all__ = ["Fusing", "fusing", "is_realized", "steers", "type_of"]
 
 Fusing = Literal["loop", "reduction", "apart"]
 """How an op runs: as part of a loop, as a reduction that loops fuse with, or as a kernel of its own."""
@@ -45,7 +45,10 @@ _REDUCTIONS = frozenset(
 )
 _COMPARISONS = ("aten.eq", "aten.ge", "aten.gt", "aten.le", "aten.lt", "aten.ne")
 _ROUNDINGS = ("aten.ceil", "aten.floor", "aten.round", "aten.trunc")
-_MOST_JOINED = 4  # parts: more are written down where two nodes read them, and more than 8 in any case
+_MOST_JOINED = 4
+"""Parts of a concatenation: more are realized where two nodes read them (Inductor's
+`realize_reads_threshold`), and more than 8 in any case (its `max_pointwise_cat_inputs`; both in
+2.11-2.13)."""
 
 
 def type_of(node: fx.Node) -> str:
@@ -64,7 +67,7 @@ def fusing(node: fx.Node) -> Fusing:
     return "apart"
 
 
-def is_written_down(node: fx.Node) -> bool:
+def is_realized(node: fx.Node) -> bool:
     """Whether Inductor puts a loop's result in memory whatever reads it: a concatenation of many parts."""
     return type_of(node) == "aten.cat" and len(node.args[0]) > _MOST_JOINED  # type: ignore[arg-type]
 
@@ -73,7 +76,7 @@ def steers(graph: fx.Graph) -> set[fx.Node]:
     """The nodes whose result is a choice: whole numbers, masks that become some, or a comparison, of reals.
 
     A kernel that is fused differently may round its input differently, and then choose differently; so these
-    never run again.
+    are never recomputed.
     """
     choices = {node for node in graph.nodes if _is_choice(node)}
     masks = {node for node in graph.nodes if _is_mask(node)}

@@ -1,6 +1,6 @@
 """The operators that put a value in memory: `lowtide::in_memory`, and for images `lowtide::image_in_memory`.
 
-Inductor computes a cheap value anew inside every loop that reads it, instead of writing it down once. Where
+Inductor computes a cheap value anew inside every loop that reads it, instead of realizing it once. Where
 a plan counts on a value, so that what it is made from can be dropped, its node is followed by this operator,
 which does nothing but make Inductor write the value down: an image with its channels last.
 """

@@ -1,4 +1,4 @@
-"""What a captured step is given: what each input is, which of them train, and the memory behind them."""
+"""The inputs of a captured step: what each of them is, which of them train, and the memory behind them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import fx
 from .._torch import is_view
 from ..errors import CaptureError
 
-__all__ = ["Given"]
+__all__ = ["StepInputs"]
 
 
 @dataclass(frozen=True)
-class Given:
+class StepInputs:
     """The inputs of a captured graph, by their places.
 
     `roles` are "parameter", "buffer" and "input"; `leaves` get a gradient in `.grad`, and have one already
@@ -36,7 +36,7 @@ class Given:
     names: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, module: fx.GraphModule, inputs: Sequence[Any]) -> Given:
+    def of(cls, module: fx.GraphModule, inputs: Sequence[Any]) -> StepInputs:
         """The inputs that torch hands over with a graph; refuses those that no plan can be made for."""
         _refuse(inputs)
         nodes = module.graph.find_nodes(op="placeholder")

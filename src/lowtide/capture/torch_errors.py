@@ -66,7 +66,7 @@ _SIGNS_OF_USERS_ERRORS = ("Observed exception", "when making fake tensor call", 
 
 
 def users_error(found: CaptureError) -> CaptureError:
-    """What the step itself seems to raise, where torch says it behind what it says of its capture."""
+    """What the step itself seems to raise, where torch says it after what it says of its capture."""
     cause = found.__cause__
     said = _users_words(cause)
     if said is None:

@@ -18,8 +18,8 @@ gradient per primal. These rewrites make it fit to be planned and to run as eage
 - dead nodes are removed, except those that draw random numbers.
 
 For a step that is going to be compiled others stand in the place of those that are eager's: `pad_once`,
-`join_sums` for the gradients of what several concatenations read, and `turn_once` where the compiler is going
-to hold images with their channels last.
+`join_sums` for the gradients of what several concatenations read, and `copy_channels_last_once` where the
+compiler is going to hold images with their channels last.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..torch_state.autocast_state import State
 from .fx_nodes import depends_on, mark_backward, mutations
 from .rewrites import accumulate, batchnorm, dropout
 from .rewrites.autocast import cast_inside, cast_once
-from .rewrites.channels_last_inputs import turn_once
+from .rewrites.channels_last_inputs import copy_channels_last_once
 from .rewrites.common import (
     conjugate_numbers,
     drop_copies,
@@ -97,13 +97,13 @@ def make_trace(
     weights: frozenset[int] = frozenset(),
     backward_autocast: State = (),
     compiled: bool = False,
-    turned: bool = False,
+    channels_last: bool = False,
     look: Look | None = None,
 ) -> Trace:
     """The trace of AOTAutograd's joint graph, rewritten in place.
 
-    A step that is going to be compiled keeps its ops as the compiler's decompositions left them. `turned`: it
-    will hold images with their channels last.
+    A step that is going to be compiled keeps its ops as the compiler's decompositions left them.
+    `channels_last`: it will hold images with their channels last.
 
     `leaves` are the indices of primals whose gradient autograd keeps in `.grad`, `accumulating` those of them
     that have a gradient already, which this one is added to. `weights` are those that eager casts once under
@@ -144,8 +144,8 @@ def make_trace(
     unexpected = [node for node in tangents if node not in expected]
     prune_tangents(joint.graph, unexpected, tangents)
     remove_dead(joint.graph, compiled=compiled)
-    if turned:
-        turn_once(joint.graph, primals)
+    if channels_last:
+        copy_channels_last_once(joint.graph, primals)
     if look is not None:
         settle(joint.graph, look)
         remove_dead(joint.graph, compiled=compiled)
@@ -186,6 +186,8 @@ def _accumulated(
 ) -> list[Any]:
     """The gradients, those of the given primals replaced by what is left after adding them."""
     uses = Counter(gradient for gradient in gradients if isinstance(gradient, fx.Node))
+    # One node may be the gradient of two primals: added in place for one it would be lost for the other, so
+    # autograd adds those.
     alone = [index for index in sorted(accumulating) if uses[gradients[index]] == 1]
     added = accumulate.insert(graph, [(primals[index], gradients[index]) for index in alone])
     return [added.get(gradient, gradient) for gradient in gradients]

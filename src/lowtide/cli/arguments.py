@@ -120,7 +120,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
 
 def _add_frontier(parser: argparse.ArgumentParser) -> None:
     _add_source(parser)
-    points = "at most so many plans, evenly spread by peak"
+    points = "at most N plans, evenly spread by peak"
     parser.add_argument("--points", type=_points, metavar="N", help=points)
     _add_of_a_step(parser)
     _add_output(parser, "frontier")

@@ -3,10 +3,9 @@
 On the CPU a storage is as large as it says. The CUDA caching allocator rounds a request up to 512 bytes and
 serves it from the smallest free block that holds it; where the rest of the block is no more than 1 MiB it is
 not split off but booked with the request. So what the allocator reports is a little more than what was asked
-for, and how much depends on the order of requests: `booked_excess` serves the stream of a schedule's events
-by the same rules, starting from the blocks that are free now, twice, because the second step starts from what
-the first left.
-A write in the place of a value requests nothing: it gets that value's block.
+for, and how much depends on the order of requests: `allocator_overhead` serves the stream of a schedule's
+events by the same rules, starting from the blocks that are free now, twice, because the second step starts
+from what the first left. A write in the place of a value requests nothing: it gets that value's block.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ..plans.schedule import Schedule
 if TYPE_CHECKING:
     import torch  # a schedule is replayed without it
 
-__all__ = ["booked_excess", "free_blocks", "rounded"]
+__all__ = ["allocator_overhead", "free_blocks", "rounded"]
 
 _BLOCK = 512
 _MIB = 2**20
@@ -54,7 +53,7 @@ def free_blocks(device: torch.device) -> list[int]:
     ]
 
 
-def booked_excess(graph: Graph, schedule: Schedule, free: Iterable[int]) -> int:
+def allocator_overhead(graph: Graph, schedule: Schedule, free: Iterable[int]) -> int:
     """How far the booked peak of a schedule lies above the sum of its values' bytes."""
     pool, story = _Pool(free), list(events(graph, schedule))
     first = _replay(story, pool)

@@ -27,14 +27,22 @@ from ..console.user_frames import own_lines, place, with_lines
 from ..errors import CaptureError, LowtideError
 from ..plans.planned_step import Plan
 
-__all__ = ["Step", "capture_step", "found_step", "make_step", "names_a_step", "takes_a_size", "users_code"]
+__all__ = [
+    "UserStep",
+    "capture_step",
+    "found_step",
+    "make_step",
+    "names_a_step",
+    "takes_a_size",
+    "users_code",
+]
 
 NAMES = 8
 """The most functions of the user's own that an error lists."""
 
 
 @dataclass(frozen=True)
-class Step:
+class UserStep:
     """A model and its batch: the step is `model(*batch, **kwargs)`."""
 
     model: Callable[..., Any]
@@ -94,7 +102,7 @@ def _needed(function: ast.FunctionDef) -> int:
     return len(function.args.args) - len(function.args.defaults)
 
 
-def make_step(function: Callable[..., Any], size: int | None = None) -> Step:
+def make_step(function: Callable[..., Any], size: int | None = None) -> UserStep:
     """The step that a function makes, of that batch size where one is given."""
     name = getattr(function, "__name__", "the function")
     if size is not None and not takes_a_size(function):
@@ -118,19 +126,19 @@ def takes_a_size(function: Callable[..., Any]) -> bool:
     return misfit(function, 1) is None
 
 
-def _read(made: Any, name: str) -> Step:
+def _read(made: Any, name: str) -> UserStep:
     """The step that a function's result stands for."""
     parts = made if isinstance(made, tuple) else ()
     match parts:
         case (model, tuple(batch), dict(kwargs)) if callable(model):
             _must_be_names(kwargs, name)
-            return Step(model, batch, kwargs)
+            return UserStep(model, batch, kwargs)
         case (model, Mapping() as batch) if callable(model) and takes_by_name(model, batch):
-            return Step(model, (), dict(batch))
+            return UserStep(model, (), dict(batch))
         case (model, (tuple() | list()) as batch) if callable(model) and _takes_unpacked(model, batch):
-            return Step(model, tuple(batch))
+            return UserStep(model, tuple(batch))
         case (model, *batch) if callable(model):
-            return Step(model, tuple(batch))
+            return UserStep(model, tuple(batch))
     found = f"({', '.join(type(part).__name__ for part in parts)})" if parts else type(made).__name__
     raise CaptureError(
         f"{name}() must return a tuple: model, *batch for a step model(*batch), model, {{batch}} for "
@@ -158,7 +166,7 @@ def _takes_unpacked(model: Callable[..., Any], batch: Sequence[Any]) -> bool:
 
 
 def capture_step(
-    step: Step, *, device: str | None = None, executor: str | None = None, optimizer: Any = None
+    step: UserStep, *, device: str | None = None, executor: str | None = None, optimizer: Any = None
 ) -> Plan:
     """The plan that keeps everything of a step; `optimizer` is a class of torch.optim, or its name."""
     from .api import plan

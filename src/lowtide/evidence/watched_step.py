@@ -1,4 +1,4 @@
-"""A capped step watched while it runs: the bytes on the device behind each run of its plan.
+"""A capped step watched while it runs: the bytes on the device after each run of its plan.
 
 A dispatch mode sees every operator that the step calls; those that are not ops of the graph (views, the loss
 outside of it) are passed over, and the others are matched with the runs of the schedule in order. The bytes
@@ -28,7 +28,7 @@ AHEAD = 4
 
 @dataclass(frozen=True)
 class Watched:
-    """What a step took: peak bytes, seconds (while watched), and the bytes behind each run that was seen.
+    """What a step took: peak bytes, seconds (while watched), and the bytes after each run that was seen.
 
     `points` are bytes by the index of the run in the plan's schedule.
 
@@ -83,7 +83,7 @@ def _on_cpu(step: Callable[[], Any], plan: Plan, resident: Iterable[torch.Tensor
     with tracker.mode:
         step()
     seconds = time.perf_counter() - start
-    points = {index: tracker.given + made for index, made in tracker.matcher.points.items()}
+    points = {index: tracker.input_bytes + made for index, made in tracker.matcher.points.items()}
     return Watched(tracker.peak, seconds, points)
 
 
@@ -115,6 +115,8 @@ class _Matcher:
     def note(self, operator: Any) -> None:
         """An operator has returned: the next run that it may be has its bytes."""
         name = str(operator)
+        # Only a few runs ahead: some runs call other operators than their op names (a fused one, an in-place
+        # one), and a search through the whole plan would jump over all that follows.
         for place, (index, target) in enumerate(self.runs[self.at : self.at + AHEAD], self.at):
             if target == name:
                 self.points[index] = self.now()

@@ -1,7 +1,7 @@
 """Where the kernels of a compiled step end: which ops may run in one.
 
 Between two kernels of their own (matrix products, convolutions) lies a *window*, in which loops and
-reductions fuse. Within it, a reduction over many elements ends a kernel: what needs its result runs behind
+reductions fuse. Within it, a reduction over many elements ends a kernel: what needs its result runs after
 it, so each window has one *group* of ops or several.
 """
 
@@ -48,12 +48,13 @@ class Kernels:
             for name in op.reads:
                 writer = self.lifted.graph.writer.get(name)
                 if writer is not None and self.window[writer.name] == window:
+                    # One level deeper for every long reduction on the way.
                     depth = max(depth, group[writer.name][1] + self.ends_kernel(writer))
             group[op.name] = (window, depth)
         return group
 
     def ends_kernel(self, op: Op) -> bool:
-        """Whether an op is a reduction over so many elements that its kernel ends with it."""
+        """Whether an op is a reduction that ends its kernel, since it runs over too many elements."""
         return self.how[op.name] == "reduction" and is_long(self.lifted.node_of[op.name])
 
     def alike(self, op: Op) -> list[Op]:

@@ -2,7 +2,7 @@
 
 Loops that stand together, with no kernel of its own between them, are compiled into few kernels, in which a
 value that one of them has read or written is at hand for the others. Only a reduction over many elements
-ends a kernel: whatever needs its result has to read everything again.
+ends a kernel: whatever needs its result has to read everything once more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from .work import as_traffic
 
 __all__ = ["elements_read", "is_long", "parts", "traffic"]
 
-_LONG = 16384  # elements per result: a reduction over more of them does not keep them at hand
+_LONG = 16384
+"""Elements per result: a reduction over more of them does not keep them at hand. Chosen, well above the 1024
+up to which Inductor's kernels hold a row in registers; no plan of the zoo moves with half of it
+(benchmarks/constants.py)."""
 _GATHERS = ("aten.embedding", "aten.index", "aten.gather", "aten.index_select", "aten._unsafe_index")
 
 
@@ -34,16 +37,19 @@ def traffic(lifted: Lifted, how: dict[str, Fusing]) -> dict[str, int]:
     ends: set[str] = set()
     size = {value.name: value.bytes for value in lifted.graph.values}
     for op in lifted.graph.ops:
+        # A kernel of its own: registers and cache do not outlive it.
         if parts(op, how):
             at_hand, ends, computed = set(), set(), set()
         if how[op.name] == "apart":
             continue
+        # The result of a long reduction is ready only when everything was read, so this begins a new kernel.
         if not ends.isdisjoint(op.reads):
             at_hand, ends, computed = set(), set(), set()
         nodes = [*lifted.inside[op.name], lifted.node_of[op.name]]
         reads = {name: part for name, part in _read(lifted, nodes).items() if name not in at_hand}
         moved[op.name] = sum(min(part, size[name]) for name, part in reads.items() if name in size)
         moved[op.name] += sum(size[name] for name in op.writes)
+        # Memory and arithmetic go on at the same time: the slower of the two counts.
         moved[op.name] = max(moved[op.name], as_traffic(node for node in nodes if node not in computed))
         computed.update(nodes)
         at_hand.update(op.reads, op.writes)
@@ -70,12 +76,12 @@ def _bytes(node: fx.Node) -> int:
 
 
 def parts(op: Op, how: Mapping[str, Fusing]) -> bool:
-    """Whether an op keeps loops before and behind it apart; one that reads nothing may run before them."""
+    """Whether an op keeps loops before and after it apart; one that reads nothing may run before them."""
     return how[op.name] == "apart" and bool(op.reads)
 
 
 def is_long(node: fx.Node) -> bool:
-    """Whether a reduction runs over so many elements that its kernel ends with it."""
+    """Whether a reduction ends its kernel, since it runs over too many elements to keep them at hand."""
     made = max((t.numel() for t in tensors_of(node)), default=1)
     return elements_read(node) > _LONG * made
 

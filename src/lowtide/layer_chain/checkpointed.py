@@ -34,7 +34,7 @@ __all__ = ["CheckpointedChain", "Segment", "checkpoint_chain"]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Layers `start` to `end` - 1, and whether they run again in the backward."""
+    """Layers `start` to `end` - 1, and whether they are recomputed in the backward."""
 
     start: int
     end: int
@@ -90,7 +90,7 @@ def checkpoint_chain(
     """A Sequential of the same layers with the least peak, measured on a sample of the real batch's shape.
 
     The layers, parameters and state_dict keys are those of `model`, which stays usable. With a `budget` (a
-    share is one of the plain peak) less is run again. `keep` names the kept outputs by hand: 0 is the
+    share is one of the plain peak) less is recomputed. `keep` names the kept outputs by hand: 0 is the
     sample, k the output of layer k - 1.
 
     >>> import lowtide, torch
@@ -172,10 +172,12 @@ class _Profile:
         return base + max([swept_peak(self.law.sizes, kept, self.law), *running])
 
     def best(self, budget: int | str | Budget | None) -> tuple[int, ...]:
-        """The kept outputs that run least again, for the least peak or under a budget."""
+        """The kept outputs with the least recomputation, for the least peak or under a budget."""
         least = quadratic(self.law.sizes, self.law)
         bound = least[0] if budget is None else self._bound(parse_budget(budget), least[0])
         close = walk(self.law.sizes, least, bound, self.law)
+        # Neither is always the better one: near checkpoints make short segments, a long end is not recomputed
+        # at all.
         return min(close, long_end(self.law.sizes, self.law, bound), key=self._rerun)
 
     def _bound(self, budget: Budget, least: int) -> int:
@@ -226,12 +228,13 @@ class _Profile:
 
 
 def _checkpointed(segment: Segment, layers: Sequence[nn.Module], value: Any) -> Any:
-    """The output of a segment that will run again; what it does to buffers, it does once."""
+    """The output of a segment that will be recomputed; what it does to buffers, it does once."""
     ran = False
 
     def run(value: Any) -> Any:
         nonlocal ran
+        # torch.utils.checkpoint calls this twice: the second time is the recomputation.
         again, ran = ran, True
-        return run_layers(layers, value, again=again and segment.changes_buffers)
+        return run_layers(layers, value, recomputed=again and segment.changes_buffers)
 
     return checkpoint(run, value, use_reentrant=False, preserve_rng_state=segment.random)

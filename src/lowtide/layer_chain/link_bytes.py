@@ -1,7 +1,7 @@
 """The bytes of one link of an `nn.Sequential`, measured.
 
-Each link runs by itself: once forward without saving, and four times forward and backward, made again or not,
-its input held by others or not. A made-up node before it takes its gradient, one behind it gives it one, so
+Each link runs by itself: once forward without saving, and four times forward and backward, recomputed or not,
+its input held by others or not. A made-up node before it takes its gradient, one after it gives it one, so
 that nothing is held which the neighbours in a chain would not hold. Bytes are those of live storages on the
 CPU and the allocator's on CUDA. Gradients of parameters count too, and start from none.
 """
@@ -29,7 +29,7 @@ __all__ = ["measure_link", "run_layers", "storage_bytes"]
 def measure_link(
     link: Link,
     layers: Sequence[nn.Module],
-    given: torch.Tensor,
+    sample: torch.Tensor,
     *,
     leaf: bool,
     last: bool,
@@ -38,22 +38,25 @@ def measure_link(
 ) -> tuple[Link, torch.Tensor]:
     """The link with its bytes filled in, and its output.
 
-    `given` is the input; `leaf` says that its gradient stays, as that of a batch does, and `last` that the
+    `sample` is the input; `leaf` says that its gradient stays, as that of a batch does, and `last` that the
     caller holds the output. `held` are the storages of parameters and buffers, which do not count as saved.
     `fresh` sets the gradients of parameters to what they are before the backward of this link.
     """
-    meter = _meter(given.device)
+    meter = _meter(sample.device)
     with meter, torch.autograd.graph.saved_tensors_hooks(lambda _: None, _never):
-        start = _start(given, leaf)
+        start = _start(sample, leaf)
         meter.begin()
         output = run_layers(layers, start)
-    measured = {**vars(link), "out": storage_bytes(output), "forward": meter.peak, "again": meter.peak}
+    measured = {**vars(link), "out": storage_bytes(output), "forward": meter.peak, "saving": meter.peak}
     if output.requires_grad:
         found = {}
-        for again, free in product((True, False), (True, False)):
+        # Each needs a run of its own: what autograd frees when depends on who else holds a tensor.
+        for recomputed, free in product((True, False), (True, False)):
             fresh()
-            how = _How(again, free, copies=again and link.changes_buffers, hold=last and not again)
-            found[again, free] = _Saving(layers, given, leaf, held, how).found
+            how = _How(
+                recomputed, free, copies=recomputed and link.changes_buffers, hold=last and not recomputed
+            )
+            found[recomputed, free] = _Saving(layers, sample, leaf, held, how).found
         measured |= found[True, False]
         measured["backward_free"] = found[True, True]["backward"]
         measured["first_extra"] = found[False, False]["extra"]
@@ -66,12 +69,12 @@ def measure_link(
 class _How:
     """How a link is run and reversed.
 
-    With `again` saved tensors are let go of when they are asked for, as torch.utils.checkpoint does with
-    what it made again. With `free` the input counts, and nobody but the link holds it. With `copies` buffers
+    With `recomputed` saved tensors are let go of when they are asked for, as torch.utils.checkpoint does with
+    what it recomputed. With `free` the input counts, and nobody but the link holds it. With `copies` buffers
     are left alone, with `hold` the output is held to the end.
     """
 
-    again: bool
+    recomputed: bool
     free: bool
     copies: bool
     hold: bool
@@ -81,20 +84,20 @@ class _Saving:
     """One run of a link that saves, and its backward; `found` are the bytes by the fields of `Link`."""
 
     def __init__(
-        self, layers: Sequence[nn.Module], given: torch.Tensor, leaf: bool, held: set[int], how: _How
+        self, layers: Sequence[nn.Module], sample: torch.Tensor, leaf: bool, held: set[int], how: _How
     ) -> None:
-        self.meter = _meter(given.device)
+        self.meter = _meter(sample.device)
         self.how = how
         self.saved: dict[int, int] = {}
-        self.made_again: dict[int, torch.Tensor] = {}
+        self.remade: dict[int, torch.Tensor] = {}
         self.until_saved = self.after = 0
         self.waiting = -1
         with self.meter:
             self.meter.begin()
-            ends, forward = self.run(layers, given, leaf)
+            ends, forward = self.run(layers, sample, leaf)
             backward, gradients = self.meter.peak, self.meter.now
         self.found = {
-            "again": forward,
+            "saving": forward,
             "until_saved": self.until_saved,
             "extra": sum(size for key, size in self.saved.items() if key not in held and key not in ends),
             "saves_input": ends[0] in self.saved,
@@ -105,12 +108,12 @@ class _Saving:
         }
 
     def run(
-        self, layers: Sequence[nn.Module], given: torch.Tensor, leaf: bool
+        self, layers: Sequence[nn.Module], sample: torch.Tensor, leaf: bool
     ) -> tuple[tuple[int, int], int]:
         """Forward and backward; gives the storages of input and output, and the most of the forward."""
-        start = _start(given, leaf, self.how.free)
+        start = _start(sample, leaf, self.how.free)
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
-            output = run_layers(layers, start, again=self.how.copies)
+            output = run_layers(layers, start, recomputed=self.how.copies)
         ends = (storage_key(start), storage_key(output))
         del start
         forward = self.meter.peak
@@ -123,22 +126,23 @@ class _Saving:
 
     def pack(self, tensor: torch.Tensor) -> Any:
         self.saved[storage_key(tensor)] = storage_bytes(tensor)
+        # At least 1, since 0 says that nothing is saved.
         self.until_saved = max(self.meter.peak, 1)
-        if not self.how.again:
+        if not self.how.recomputed:
             return tensor.detach()
-        self.made_again[len(self.made_again)] = tensor.detach()
-        return len(self.made_again) - 1
+        self.remade[len(self.remade)] = tensor.detach()
+        return len(self.remade) - 1
 
     def unpack(self, packed: Any) -> torch.Tensor:
         if self.waiting < 0:
             self.waiting = self.meter.now - self.after
-        return self.made_again.pop(packed) if self.how.again else packed  # type: ignore[no-any-return]
+        return self.remade.pop(packed) if self.how.recomputed else packed  # type: ignore[no-any-return]
 
 
-def run_layers(layers: Sequence[nn.Module], value: Any, *, again: bool = False) -> Any:
-    """The layers one behind the other; nothing between them is held. Run again, they leave buffers alone."""
+def run_layers(layers: Sequence[nn.Module], value: Any, *, recomputed: bool = False) -> Any:
+    """The layers one after the other; nothing between them is held. Recomputed, they leave buffers alone."""
     for layer in layers:
-        with _copied_buffers(layer) if again else nullcontext():
+        with _copied_buffers(layer) if recomputed else nullcontext():
             value = layer(value)
     return value
 
@@ -169,23 +173,25 @@ def _never(_: Any) -> Any:
     raise AssertionError("a run that saves nothing has no backward")
 
 
-def _start(given: torch.Tensor, leaf: bool, free: bool = False) -> torch.Tensor:
+def _start(sample: torch.Tensor, leaf: bool, free: bool = False) -> torch.Tensor:
     """The input of a link, with a node before it that lets go of its gradient, as the link before would.
 
     With `free` it is a copy that nobody else holds.
     """
-    if leaf or not given.requires_grad:
-        return (given.clone() if free else given).detach().requires_grad_(given.requires_grad)
-    token = given.new_empty(0).requires_grad_()
-    return _Before.apply(token, given.detach(), free)  # type: ignore[no-any-return]
+    if leaf or not sample.requires_grad:
+        return (sample.clone() if free else sample).detach().requires_grad_(sample.requires_grad)
+    # A custom function needs an input that requires a gradient for its backward to be called; this one has no
+    # bytes.
+    token = sample.new_empty(0).requires_grad_()
+    return _Before.apply(token, sample.detach(), free)  # type: ignore[no-any-return]
 
 
 class _Before(torch.autograd.Function):
     """Stands for the links before: hands an input on, takes its gradient and holds no bytes."""
 
     @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, given: torch.Tensor, free: bool) -> torch.Tensor:
-        return given.clone() if free else given.view_as(given)
+    def forward(ctx: Any, token: torch.Tensor, sample: torch.Tensor, free: bool) -> torch.Tensor:
+        return sample.clone() if free else sample.view_as(sample)
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:

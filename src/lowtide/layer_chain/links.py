@@ -1,6 +1,6 @@
 """An `nn.Sequential` cut into links: layers, or groups of layers that no checkpoint may separate.
 
-Found by running the layers one behind the other without gradients: a layer that changes its input in place,
+Found by running the layers one after the other without gradients: a layer that changes its input in place,
 or whose output lies in the storage of its input, is tied to the layer before it. The same run tells which
 layers draw random numbers and which change their buffers.
 """
@@ -36,8 +36,8 @@ def find_links(layers: Sequence[nn.Module], sample: torch.Tensor) -> list[Link]:
         changed = held(before, "version") != version
         if changed and storage_key(before) == storage_key(start):
             raise LowtideError(
-                f"{name_layer(layers, index)}: it changes the sample in place, so it could not run again; "
-                "use inplace=False there"
+                f"{name_layer(layers, index)}: it changes the sample in place, so it could not be "
+                "recomputed; use inplace=False there"
             )
         tied = tied or changed or storage_key(value) == storage_key(before)
         links = [*links[:-1], _joined(links[-1], link)] if tied and links else [*links, link]

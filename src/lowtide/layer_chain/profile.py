@@ -6,11 +6,11 @@ whose output is a view of it, belongs to the layer before it. `chain_measure` fi
 The law, exact for `torch.utils.checkpoint(use_reentrant=False)`: a segment of links i+1 to j reaches its most
 
 - while link k goes backward: what links i+1 to k saved, its own working set, the parameter gradients so far;
-- while link l runs again, up to the last tensor that the segment saves, when the first saved tensor is asked
-  for: what the links before it saved, what it makes, the gradient that came in;
+- while link l is recomputed, up to the last tensor that the segment saves, when the first saved tensor is
+  asked for: what the links before it saved, what it makes, the gradient that came in;
 - while it runs for the first time, and saves nothing.
 
-The last segment is never run again: it keeps what it saves, and its backward comes first. A segment in which
+The last segment is never recomputed: it keeps what it saves, and its backward comes first. A segment in which
 nothing at all is saved lets go of its input, which the law does not know: it says too much there.
 """
 
@@ -34,24 +34,24 @@ class Link:
     """The output."""
     forward: int = 0
     """The most while it runs and saves nothing."""
-    again: int = 0
+    saving: int = 0
     """The most while it runs and saves for its backward."""
     until_saved: int = 0
     """The same, up to the moment when the last tensor is saved; 0 when none is."""
     extra: int = 0
-    """What it saves beside its input, its output and parameters; run again, copies of buffers it changes."""
+    """What it saves beside its input, its output and parameters; recomputed, copies of buffers it changes."""
     first_extra: int = 0
-    """The same when it was not run again."""
+    """The same when it was not recomputed."""
     saves_input: bool = False
     saves_output: bool = False
     waiting: int = 0
     """The gradients that are there when its backward first asks for a saved tensor."""
     backward: int = 0
-    """The most while it goes backward from tensors made again, with all that it saved beside its input."""
+    """The most while it goes backward from recomputed tensors, with all that it saved beside its input."""
     backward_free: int = 0
     """The same with its input, where nobody else holds that: it may go before the end."""
     first_backward: int = 0
-    """As `backward`, where it was not run again: autograd holds saved tensors for a little longer.
+    """As `backward`, where it was not recomputed: autograd holds saved tensors for a little longer.
 
     The last link's output is held by the caller and counts here.
     """
@@ -63,7 +63,7 @@ class Link:
 
     @property
     def keeps_only_input(self) -> bool:
-        """Whether running it again would give back nothing."""
+        """Whether recomputing it would give back nothing."""
         return not self.extra and not self.saves_output
 
 
@@ -89,7 +89,7 @@ class ChainLaw:
         return [self.first, *(link.out for link in self.links)]
 
     def row(self, i: int) -> list[int]:
-        """U(i, j) for each j behind i; the output of the chain is held by the caller all the while."""
+        """U(i, j) for each j after i; the output of the chain is held by the caller all the while."""
         found: list[int] = []
         first_time = running = back = cut = 0
         for index in range(i, len(self.links)):
@@ -98,9 +98,12 @@ class ChainLaw:
             loose = self.loose[index] if index > i else 0
             first_time = max(first_time, link.forward + (self.sizes[index] if index > i else 0))
             if link.until_saved:
+                # torch.utils.checkpoint stops a recomputation at the last tensor that is asked for (early
+                # stop).
                 cut = max(running, before + loose + link.until_saved)
                 cut += link.waiting + self.gradients[index] + self.sizes[-1]
-            running = max(running, before + loose + link.again)
+            running = max(running, before + loose + link.saving)
+            # The segment's own input is held by the checkpoint until its end.
             frees = index > i and self._frees_input(index)
             work = link.backward_free - self.sizes[index] if frees else link.backward
             back = max(back, before + work + self.gradients[index] + self.sizes[-1])
@@ -109,7 +112,7 @@ class ChainLaw:
         return found
 
     def _last(self, i: int) -> int:
-        """The last segment: it is not run again, and its output is the one that the caller holds."""
+        """The last segment: it is not recomputed, and its output is the one that the caller holds."""
         most = 0
         held = i == 0 and self.first_held
         dead = 0 if held or self.links[i].saves_input else self.sizes[i]
@@ -120,7 +123,7 @@ class ChainLaw:
             frees = self._frees_input(index) if index > i else not held
             work = link.first_backward_free - self.sizes[index] if frees else link.first_backward
             work += self.gradients[index] + (self.sizes[-1] if index < len(self.links) - 1 else 0)
-            most = max(most, before + loose + link.again, before + work)
+            most = max(most, before + loose + link.saving, before + work)
         return most
 
     def _frees_input(self, index: int) -> bool:
@@ -142,7 +145,7 @@ class ChainLaw:
 
     @cached_property
     def first_kept(self) -> list[int]:
-        """The same for links that do not run again."""
+        """The same for links that are not recomputed."""
         each = (a.first_extra + a.out - loose for a, loose in zip(self.links, self.loose[1:], strict=True))
         return list(accumulate(each, initial=0))
 

@@ -47,7 +47,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Seen:
-    """What was seen of the inputs: addresses of all, versions of those read again, words of some of these."""
+    """What was seen of the inputs: addresses, versions of those recomputed from, words of some of these."""
 
     addresses: list[int]
     versions: list[int]
@@ -62,6 +62,7 @@ class Watch:
     """
 
     def __init__(self, inputs: Sequence[Watched] = ()) -> None:
+        # Sorted once, so that each look works on prefixes of one list.
         self.inputs = sorted(inputs, key=lambda each: (not each.size, not each.again))
         self.places = [each.place for each in self.inputs]
         self.again = sum(each.again for each in self.inputs)

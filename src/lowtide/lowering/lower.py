@@ -1,9 +1,9 @@
 """From a schedule back to fx: a forward and a backward graph in which a node may appear several times.
 
 Each run of an op becomes a copy of its node, in the schedule's order; views are made anew where they are
-needed, so that a value is exactly as long alive as the schedule says when every node is freed behind its
+needed, so that a value is exactly as long alive as the schedule says when every node is freed after its
 last use. What is alive between the two lists is handed over as saved tensors: the value itself where the
-step made it, the parameter or input where it was given. A random op that runs again is preceded by a node
+step made it, the parameter or input where it was given. A random op that is recomputed is preceded by a node
 that takes the random state, and its later runs restore it.
 """
 
@@ -19,7 +19,7 @@ from torch import fx
 
 from ..capture.fx_nodes import is_item
 from ..capture.lift import Lifted
-from ..capture.rewrites.batchnorm import AGAIN, args_again
+from ..capture.rewrites.batchnorm import RECOMPUTED_BY, recomputed_args
 from ..capture.rewrites.dropout import RANDOM
 from ..capture.trace import Trace
 from ..plans.graph import Graph
@@ -112,9 +112,11 @@ class _Lowering:
         self.runs[op] += 1
         self.compute_inside(op)
         node = self.call(op, origin)
+        # The next op computes its own copies: shared ones would stay alive between the two.
         self.side.inside.clear()
         node.meta = dict(origin.meta)
         items = [user for user in origin.users if is_item(user)]
+        # A value that is still there was not dropped; the first copy stays the one that readers see.
         if not items and origin not in self.side.node:
             self.put(origin, self.in_memory(node) if op in self.lifted.kept else node)
         for item in items:
@@ -124,7 +126,7 @@ class _Lowering:
                 self.put(item, copy)
 
     def in_memory(self, node: fx.Node) -> fx.Node:
-        """The node followed by one that makes a compiler write it down."""
+        """The node followed by one that makes a compiler realize it."""
         from ..capture.realize import in_memory
 
         kept = self.side.graph.call_function(in_memory(), (node,))
@@ -138,7 +140,7 @@ class _Lowering:
 
     def call(self, op: str, origin: fx.Node) -> fx.Node:
         first = self.runs[op] == 1
-        args = fx.map_arg(origin.args if first else args_again(origin), self.find)
+        args = fx.map_arg(origin.args if first else recomputed_args(origin), self.find)
         kwargs = fx.map_arg(origin.kwargs, self.find)
         target: Any = origin.target
         if self.graph.op[op].kind == "random" and self.total[op] > 1:
@@ -146,9 +148,9 @@ class _Lowering:
                 self.side.state[op] = self.take_state(op)
             else:
                 state = (self.side.state[op], str(self.trace.device))
-                again = (RANDOM[target],) if target in RANDOM else (random_state.run_again, target)
+                again = (RANDOM[target],) if target in RANDOM else (random_state.recompute, target)
                 return self.side.call(origin, again[0], (*state, *again[1:], *args), kwargs)
-        return self.side.call(origin, target if first else AGAIN.get(target, target), args, kwargs)
+        return self.side.call(origin, target if first else RECOMPUTED_BY.get(target, target), args, kwargs)
 
     def take_state(self, op: str) -> fx.Node:
         node = self.side.graph.call_function(
@@ -209,7 +211,8 @@ class _Lowering:
             if isinstance(step, Drop):
                 continue
             op = self.graph.op[step.op]
-            unread = self.unread_again(op.name) if self.runs[op.name] else ()
+            # Only a first run in the backward reads all that the op does.
+            unread = self.unread_when_recomputed(op.name) if self.runs[op.name] else ()
             needed.update((name, None) for name in op.reads if name not in written and name not in unread)
             written.update(op.writes)
             if op.name in self.side.state:
@@ -217,10 +220,10 @@ class _Lowering:
         needed.update((name, None) for name in self.names(self.trace.gradients) if name not in written)
         return [node for name in needed for node in self.holders(name)], list(states)
 
-    def unread_again(self, op: str) -> set[str]:
+    def unread_when_recomputed(self, op: str) -> set[str]:
         """What an op reads in its first run only: it may have changed by the next, and need not be saved."""
         origin = self.lifted.node_of[op]
-        return set(self.names([arg for arg in origin.args if arg not in args_again(origin)]))
+        return set(self.names([arg for arg in origin.args if arg not in recomputed_args(origin)]))
 
     def holders(self, value: str) -> list[fx.Node]:
         """The nodes to save for a value: its root, or every input that looks at a given one."""

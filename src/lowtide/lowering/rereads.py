@@ -6,7 +6,7 @@ from torch import fx
 
 from ..capture.fx_nodes import traced_in_backward
 from ..capture.lift import Lifted
-from ..capture.rewrites.batchnorm import args_again
+from ..capture.rewrites.batchnorm import recomputed_args
 from ..capture.trace import Trace
 from ..plans.schedule import Run, Schedule
 
@@ -34,6 +34,6 @@ def _moved(lifted: Lifted, op: str, *, late: bool) -> bool:
 def _reads(lifted: Lifted, op: str, *, again: bool) -> set[str]:
     """What a run of an op reads; BatchNorm reads its statistics in the first run only."""
     node = lifted.node_of[op]
-    kept = args_again(node) if again else node.args
+    kept = recomputed_args(node) if again else node.args
     unread = {lifted.value_of.get(arg) for arg in node.args if isinstance(arg, fx.Node) and arg not in kept}
     return set(lifted.graph.op[op].reads) - {value for value in unread if value is not None}

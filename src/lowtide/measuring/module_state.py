@@ -67,6 +67,7 @@ class Attributes:
 
 
 def _contents(value: Any) -> Any:
+    # One level: hooks and buffers are dictionaries of modules; what is inside their values is not looked at.
     return copy.copy(value) if type(value) in _CONTAINERS else None
 
 
@@ -111,6 +112,7 @@ class Tensors:
         parameters = [parameter for owner in owners for parameter in held(owner, "parameters").values()]
         self.parameters = [(p, p.detach(), p.grad) for p in parameters if p is not None]
         gradients = [gradient for _, _, gradient in self.parameters if gradient is not None]
+        # By storage, so that a write through a view is seen, too.
         watched = [*(alias for _, alias, _ in self.parameters), *gradients, *others]
         self.watched = {storage_key(tensor): tensor for tensor in watched if tensor.layout == torch.strided}
         self.copies: dict[int, torch.Tensor] = {}

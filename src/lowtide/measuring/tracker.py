@@ -31,20 +31,20 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
         self.device = torch.device(device)
         self.mode = in_place_of_operators(self.call)
         self.known: dict[int, int] = {}
-        self.given = 0
+        self.input_bytes = 0
         self.made = 0
         self.made_peak = 0
 
     @property
     def peak(self) -> int:
         """The largest number of bytes alive at once: what was there before plus the most that was made."""
-        return self.given + self.made_peak
+        return self.input_bytes + self.made_peak
 
     def give(self, tensor: torch.Tensor) -> None:
         """Count a storage that is there from the start."""
         storage = self.storage(tensor)
         if storage is not None and storage_key(tensor) not in self.known:
-            self.given += self.size(tensor)
+            self.input_bytes += self.size(tensor)
             self.remember(tensor, storage)
 
     def make(self, tensor: torch.Tensor) -> None:
@@ -67,6 +67,7 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
     def remember(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
         key, size = storage_key(tensor), rounded(storage.nbytes(), self.device)
         self.known[key] = size
+        # Freed is what no reference holds any more, whoever held it: autograd, Python, a cache.
         weakref.finalize(storage, self.forget, key, size)
 
     def forget(self, key: int, size: int) -> None:
@@ -79,6 +80,7 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
     def call(self, operator: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call an operator, and count what it reads and what it gives."""
         for leaf in _leaves((args, kwargs)):
+            # What an operator reads and nobody has made under this mode was there before.
             self.give(leaf)
         result = operator(*args, **kwargs)
         for leaf in _leaves(result):

@@ -35,6 +35,7 @@ class Trial:
             for at, module in modules
             for path, owner, name, tensor in _buffers(module)
         ]
+        # On the host: a copy on the device would be in the measured peak.
         self.kept_parameters = {n: p.detach().to("cpu", copy=True) for n, p in self.parameters.items()}
         self.kept_buffers = [tensor.detach().clone() for _, _, _, tensor in self.buffers]
         self.kept_gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
@@ -60,6 +61,7 @@ class Trial:
     def run_twice(self, model: Any) -> tuple[Steps, Measurement]:
         """Two steps, each from the kept tensors, of which the second is measured."""
         first, _ = self.run(model)
+        # The second is measured: in the first a model may compile, cache masks, or let libraries allocate.
         second, taken = self.run(model)
         return [first, second], taken
 
@@ -73,6 +75,8 @@ class Trial:
             for (_, owner, name, tensor), kept in zip(self.buffers, self.kept_buffers, strict=True):
                 held(owner, "buffers")[name] = tensor.copy_(kept)
         for name in self.changed():
+            # Through `.data`, so that no version counts up: autograd would refuse graphs that hold the
+            # parameter.
             self.parameters[name].data.copy_(self.kept_parameters[name])
         for name, parameter in self.parameters.items():
             parameter.grad = self.kept_gradients[name]

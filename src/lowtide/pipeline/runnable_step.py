@@ -13,7 +13,7 @@ from torch import fx
 from .._torch import first_run_unwatched
 from ..capture.rewrites.autocast import mark_regions
 from ..capture.rewrites.random_draws import lay_out_calls
-from ..capture.step_inputs import Given
+from ..capture.step_inputs import StepInputs
 from ..devices.optimizers import state_bytes
 from ..options import limit
 from ..plans.planned_step import Plan
@@ -30,7 +30,7 @@ def runnable(asked: Asked, caller: Caller, module: fx.GraphModule, inputs: Seque
     """What runs a graph of torch's: it takes and gives what the module does."""
     if not torch.is_grad_enabled():
         return RunnableStep(asked, caller, Runner(module.forward, None, asked.inputs))
-    asked = replace(asked, inputs=Given.of(module, inputs))
+    asked = replace(asked, inputs=StepInputs.of(module, inputs))
     mark_regions(module.graph)
     return RunnableStep(asked, caller, _first_runner(asked, module, inputs))
 
@@ -58,7 +58,7 @@ class RunnableStep:
         return self.runner.plan
 
     @property
-    def inputs(self) -> Given:
+    def inputs(self) -> StepInputs:
         """What is known of the inputs that the plan was made for."""
         return self.runner.inputs
 

@@ -31,7 +31,7 @@ from ..planner.under_budget import plan_graph, uncapped_peak
 from ..plans.graph import Graph
 from ..prices.known_kernels import KnownKernels
 from ..prices.pricing import price
-from ..run.inductor.images import hand_over_channels_last, turns_layouts
+from ..run.inductor.images import hand_over_channels_last, prefers_channels_last
 from ..sketching.choose import choose
 from ..sketching.marks import has_marks
 from ..sketching.replace import MarkedStep
@@ -68,7 +68,7 @@ def _planned(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> Plann
 def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> Captured:
     """The joint graph, rewritten so that it can be planned, and lifted to a graph."""
     target = find_device(asked.target) if asked.target else None
-    turned = asked.compiled and turns_layouts(joint, target)
+    channels_last = asked.compiled and prefers_channels_last(joint, target)
     here = not asked.compiled and target is None  # another device, and a compiler, have other kernels
     kernels = KnownKernels(device_of(joint.graph), measured=asked.measured) if here else None
     trace = make_trace(
@@ -81,7 +81,7 @@ def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> C
         weights=asked.inputs.cast_once,
         backward_autocast=asked.autocast,
         compiled=asked.compiled,
-        turned=turned,
+        channels_last=channels_last,
         look=kernels,
     )
     if kernels is not None:
@@ -100,7 +100,7 @@ def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> C
         replace(lifted, graph=graph),
         constants={name: getattr(joint, name) for name in names},
         casts_inside=bool(joint.graph.find_nodes(op="call_function", target=under_autocast)),
-        channels_last=turned and trace.device.type == "cuda",
+        channels_last=channels_last and trace.device.type == "cuda",
     )
 
 
@@ -170,7 +170,7 @@ def plan_step(priced: Priced) -> Planned:
         method=asked.options.method,
         device=device,
         whole=whole,
-        spare=asked.headroom,
+        headroom=asked.headroom,
         notes=tuple(notes_on(priced.captured.trace, graph, asked)),
     )
     if asked.sketched is not None:

@@ -1,7 +1,7 @@
-"""A plan that was given: followed where it is of this very step and keeps to the budget, refused elsewhere.
+"""A plan of the user's: followed where it is of this very step and keeps to the budget, refused elsewhere.
 
 What a schedule takes depends on what else is there: optimizer state, other tensors on the device, measured
-workspaces. So a plan is judged again where it is followed, and a budget that it met elsewhere is no promise.
+workspaces. So a plan is judged anew where it is followed, and a budget that it met elsewhere is no promise.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..plans.planned_step import Plan, make_plan
 from ..units import Budget, format_bytes
 from .budgets import resolve
 from .too_small import peak_parts
-from .under_budget import booked, uncapped_peak
+from .under_budget import uncapped_peak, with_allocator_overhead
 
 __all__ = ["follow", "plan_too_large", "refuse_if_too_large"]
 
@@ -38,7 +38,7 @@ def follow(
     if budget is not None:
         size = resolve(budget, uncapped_peak(graph, device) if whole is None else whole, device)
     made = make_plan(graph, plan.schedule, method=plan.method, budget=size, notes=plan.notes)
-    made = booked(replace(made, sketched=plan.sketched, trimmed=plan.trimmed), device.blocks)
+    made = with_allocator_overhead(replace(made, sketched=plan.sketched, trimmed=plan.trimmed), device.blocks)
     if plan.compiled is None:
         return made
     beside = sum(made.graph.fixed.values()) - sum(plan.graph.fixed.values())

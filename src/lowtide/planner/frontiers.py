@@ -151,8 +151,8 @@ def frontier(
 ) -> Frontier:
     """The frontier of a graph, or of a plan's graph.
 
-    `points` thins it to so many plans, evenly spread by peak; both ends stay. `progress` is called with
-    the share of the search that is done, from 0 to 1.
+    `points` thins it to that number of plans, evenly spread by peak; both ends stay. `progress` is called
+    with the share of the search that is done, from 0 to 1.
 
     >>> import lowtide, torch
     >>> model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
@@ -178,7 +178,7 @@ def frontier(
 
 
 def spread(plans: Sequence[Plan], points: int) -> tuple[Plan, ...]:
-    """So many of the plans, evenly spread by peak, the first and the last among them."""
+    """At most n of the plans, evenly spread by peak, the first and the last among them."""
     if len(plans) <= points:
         return tuple(plans)
     first, last = plans[0].peak, plans[-1].peak

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..devices.allocator import booked_excess
+from ..devices.allocator import allocator_overhead
 from ..devices.memory import DeviceMemory
 from ..plans.graph import Graph
 from ..plans.keep_all import keep_all
@@ -20,7 +20,7 @@ from ..units import Budget, format_bytes, parse_budget
 from .budgets import resolve
 from .too_small import too_small
 
-__all__ = ["booked", "plan_graph", "uncapped_peak"]
+__all__ = ["with_allocator_overhead", "plan_graph", "uncapped_peak"]
 
 ALLOCATOR = "allocator"
 """The band of what a caching allocator books above the sum of the values."""
@@ -33,34 +33,36 @@ def plan_graph(
     method: str = "auto",
     device: DeviceMemory | None = None,
     whole: int | None = None,
-    spare: int = 0,
+    headroom: int = 0,
     notes: tuple[str, ...] = (),
 ) -> Plan:
     """The plan of a graph under a budget; raises `BudgetTooSmall` where none was found.
 
     `device` is what is known of the device's memory, `whole` the peak that a share is of, where that is not
-    this very graph's; `spare` bytes of the budget are left unused.
+    this very graph's; `headroom` bytes of the budget are left unused.
     """
     device = device or DeviceMemory(graph.device)
     graph, blocks = _bare(graph, device), device.blocks
     solve = find_method(method)
-    vanilla = booked(make_plan(graph, keep_all(graph), method="keep_all", notes=notes), blocks)
+    vanilla = with_allocator_overhead(
+        make_plan(graph, keep_all(graph), method="keep_all", notes=notes), blocks
+    )
     if budget is None:
         return vanilla
     asked = parse_budget(budget)
     size = resolve(asked, vanilla.peak if whole is None else whole, device)
     if size is None:
-        return booked(make_plan(graph, solve(graph, 0), method=method, notes=notes), blocks)
+        return with_allocator_overhead(make_plan(graph, solve(graph, 0), method=method, notes=notes), blocks)
     notes = (*notes, *_note_on_device(asked, min(size, vanilla.peak), device))
-    limit = size - spare
+    limit = size - headroom
     if vanilla.peak <= limit:
         return replace(vanilla, budget=size, notes=notes)
-    # What is booked depends on what else is on the device: a little stays free, where there is a plan for it.
+    # The overhead depends on what else is on the device: a little stays free, where there is a plan for it.
     wanted = limit if blocks is None else limit - (size >> 10)
     room, step, tight = wanted, size >> 10, None
     while True:
         made = make_plan(graph, solve(graph, max(room, 0)), method=method, budget=size, notes=notes)
-        plan = booked(made, blocks)
+        plan = with_allocator_overhead(made, blocks)
         if plan.peak <= wanted:
             return plan
         if plan.peak <= limit:
@@ -72,17 +74,17 @@ def plan_graph(
                 raise too_small(plan, asked, size)
             room = 0  # some methods fit a budget only when they are asked for less
             continue
-        # The next plan down may be booked as badly: the steps grow, so that a few of them see enough plans.
+        # The next plan down may have as much overhead: the steps grow, so that a few see enough plans.
         room, step = room - max(plan.peak - wanted, step), 2 * step + 1
 
 
 def uncapped_peak(graph: Graph, device: DeviceMemory) -> int:
     """The peak of keeping everything, as the allocator of the device would report it."""
-    return booked(make_plan(graph, keep_all(graph), method="keep_all"), device.blocks).peak
+    return with_allocator_overhead(make_plan(graph, keep_all(graph), method="keep_all"), device.blocks).peak
 
 
 def _bare(graph: Graph, device: DeviceMemory) -> Graph:
-    """The graph without what an allocator booked for another plan, where it is replayed for this one."""
+    """The graph without the overhead of an allocator for another plan, where it is replayed for this one."""
     if device.blocks is None or ALLOCATOR not in graph.fixed:
         return graph
     return graph.replace(fixed={name: size for name, size in graph.fixed.items() if name != ALLOCATOR})
@@ -98,14 +100,14 @@ def _note_on_device(asked: Budget, size: int, device: DeviceMemory) -> tuple[str
     )
 
 
-def booked(plan: Plan, free: Sequence[int] | None) -> Plan:
+def with_allocator_overhead(plan: Plan, free: Sequence[int] | None) -> Plan:
     """The plan with what a caching allocator books above the sum of the values, as a band of its own.
 
     Where steps start from depends on what else runs, such as `torch.cuda.empty_cache` between them: the worse
     of the blocks that are free now and of none.
     """
     starts = set() if free is None else {tuple(free), ()}
-    excess = max((booked_excess(plan.graph, plan.schedule, start) for start in starts), default=0)
+    excess = max((allocator_overhead(plan.graph, plan.schedule, start) for start in starts), default=0)
     if not excess:
         return plan
     graph = plan.graph.replace(fixed={**plan.graph.fixed, ALLOCATOR: excess})

@@ -76,12 +76,12 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operation: what it reads and writes, what it costs, and whether it may run again.
+    """One operation: what it reads and writes, what it costs, and whether it may be recomputed.
 
-    `kind` is `pure`, `random` (may run again from its saved random state, which takes `state` bytes from
+    `kind` is `pure`, `random` (recomputed from its saved random state, which takes `state` bytes from
     its first run to its last when it runs more than once) or `pinned` (runs exactly once). `phase` is
     `backward` when the op depends on a tangent: such an op cannot run in the forward. `takes` are reads in
-    whose place the op may put what it writes: when one of them is dropped right behind a run, the written
+    whose place the op may put what it writes: when one of them is dropped right after a run, the written
     value takes no bytes of its own while the op runs.
     `module`, `source` and `target` are for people: the module path, the user's line, the operator's name.
 

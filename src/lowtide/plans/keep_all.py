@@ -1,6 +1,6 @@
 """Keep everything: the vanilla schedule, and the yardstick for all others.
 
-Each op runs once, in program order, and each value is freed behind its last use: what eager PyTorch does,
+Each op runs once, in program order, and each value is freed after its last use: what eager PyTorch does,
 less what autograd holds on to for longer than anything reads it.
 """
 

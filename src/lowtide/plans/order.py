@@ -1,7 +1,7 @@
-"""From an order of runs to a schedule: every value is dropped right behind its last use.
+"""From an order of runs to a schedule: every value is dropped right after its last use.
 
 A solver only decides which op runs when, and how often. Given that order, dropping each value as soon as
-nothing reads it before it is written again is best for memory and changes nothing else, so it is done once,
+nothing reads it before it is next written is best for memory and changes nothing else, so it is done once,
 here. O(runs + reads + writes).
 """
 
@@ -25,6 +25,7 @@ def first_order(graph: Graph) -> tuple[list[str], list[str]]:
     backward, where pure forward ops run right before the first op that reads them, as autograd runs them.
     """
     needed: set[str] = {value.name for value in graph.values if value.kind == "output"}
+    # Some ops lead to nothing that the step hands out; running them would cost time and bytes for nothing.
     useful = _useful(graph)
     needed.update(value for op in _drawn(graph) if op.name in useful for value in op.writes)
     forward: list[str] = []
@@ -38,6 +39,8 @@ def first_order(graph: Graph) -> tuple[list[str], list[str]]:
     # Later random ops stay in program order, too: they draw their numbers in the order in which they run.
     waiting = [op.name for op in later if op.phase == "forward" and op.kind == "pure"]
     idle = set(waiting)
+    # What the forward does not need for its outputs is computed where the backward first reads it: keeping it
+    # from the forward on would only hold memory.
     backward = just_in_time(graph, (op.name for op in later if op.name not in idle), waiting)
     idle.difference_update(backward)
     return forward, backward + [name for name in waiting if name in idle]
@@ -85,7 +88,7 @@ def _useful(graph: Graph) -> set[str]:
 def without_waste(
     graph: Graph, forward: Sequence[str], backward: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """An order without the runs again that write nothing anybody reads before it is written again."""
+    """An order without recomputations that write nothing anybody reads before it is written once more."""
     runs = [*forward, *backward]
     places = range(len(runs) - 1, -1, -1)
     first = dict(zip(reversed(runs), places, strict=True))
@@ -104,7 +107,7 @@ def without_waste(
 
 
 def with_drops(graph: Graph, forward: Sequence[str], backward: Sequence[str]) -> Schedule:
-    """The schedule of an order of runs, with each value dropped right behind its last use."""
+    """The schedule of an order of runs, with each value dropped right after its last use."""
     runs = [*forward, *backward]
     dying: list[list[str]] = [[] for _ in runs]
     at_start: list[str] = []
@@ -112,6 +115,7 @@ def with_drops(graph: Graph, forward: Sequence[str], backward: Sequence[str]) ->
     for index, name in enumerate(runs):
         op = graph.op[name]
         for value in op.writes:
+            # Written anew: the copy from before dies at its own last use, which may be long ago.
             if value in last_use and graph.value[value].droppable:
                 dying[last_use[value]].append(value)
             last_use[value] = index
@@ -122,6 +126,7 @@ def with_drops(graph: Graph, forward: Sequence[str], backward: Sequence[str]) ->
             continue
         if item.name in last_use:
             dying[last_use[item.name]].append(item.name)
+        # A gradient that comes from outside and that nobody reads is there all the same, until it is dropped.
         elif item.kind == "tangent":
             at_start.append(item.name)
     split = len(forward)

@@ -77,7 +77,7 @@ class Plan:
 
     @property
     def extra(self) -> float:
-        """Predicted extra time: seconds spent again as a share of running everything once."""
+        """Predicted extra time: seconds of recomputation as a share of running everything once."""
         return self.timeline.extra
 
     @property
@@ -87,7 +87,7 @@ class Plan:
 
     def with_bound(self) -> Plan:
         """The plan with the proven lower bound on the seconds of any schedule under its budget."""
-        # What an allocator books for this schedule says nothing about others.
+        # An allocator's overhead for this schedule says nothing about others.
         fixed = {name: size for name, size in self.graph.fixed.items() if name != "allocator"}
         bound = self.graph.seconds
         if self.budget is not None:

@@ -16,7 +16,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run an op, for the first time or again.
+    """Run an op, for the first time or to recompute what it writes.
 
     >>> import lowtide
     >>> lowtide.Run("mm_3")
@@ -59,7 +59,7 @@ class Schedule:
         again = len(runs) - len(set(runs))
         return (
             f"Schedule: {len(self.forward)} forward and {len(self.backward)} backward steps; "
-            f"{len(runs)} runs, {again} of them again"
+            f"{len(runs)} runs, {again} of them recomputations"
         )
 
     @property

@@ -38,11 +38,13 @@ def measured_prices(lifted: Lifted, device: torch.device, *, channels_last: bool
     speed = _bandwidth(known, device) if lifted.traffic else 1.0
     for op in lifted.graph.ops:
         node = lifted.node_of[op.name]
+        # A fused loop does not exist as an operator that could be run: it is priced by the bytes it moves.
         if op.name in lifted.traffic:
             found[op.name] = Price(lifted.traffic[op.name] / speed, 0, None)
             continue
         cost = _price(known, node, device, channels_last=channels_last and is_convolution(node))
         if cost.seconds is None:
+            # An accumulation never runs alone, so that it is guessed says nothing of the prices.
             guessed += not is_accumulation(node)
             cost = Price(roofline_seconds(node, find_device(describe_known(device))), 0, None)
         found[op.name] = cost
@@ -124,6 +126,7 @@ def _apply(lifted: Lifted, found: dict[str, Price], device: torch.device) -> Gra
         unread = op.workspace
         if cost.outputs is not None:
             written = _written(lifted, op, cost.outputs, device)
+            # What the kernel allocates and nobody reads lives only while it runs: workspace.
             unread = _new_bytes(cost.outputs, device) - sum(written.values())
             sizes.update(written)
         ops.append(replace(op, seconds=cost.seconds or 0.0, workspace=max(unread, 0) + cost.workspace))
@@ -170,6 +173,7 @@ def _describe_argument(argument: Any, tensors: Callable[[fx.Node], list[torch.Te
 
 def _describe_tensor(tensor: torch.Tensor) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
+    # A view into a larger storage may be aligned otherwise, and then another kernel runs.
     part = "" if _fills_storage(tensor) else f"@{tensor.storage_offset()}/{tensor.untyped_storage().nbytes()}"
     part += lazy(tensor)
     return f"{dtype}{list(tensor.shape)}{list(tensor.stride())}{part}{tensor.device.type[:4]}".replace(
@@ -202,6 +206,7 @@ def _try_op(node: fx.Node, device: torch.device, *, channels_last: bool = False)
 def _made_up(node: fx.Node) -> Any:
     """Inputs for a trial run; what only an op itself can make (seeds, indices) comes from running that op."""
     value = node.meta["val"]
+    # Zeros would not do: the indices of a max pooling, or the seed of an attention, must be valid ones.
     if is_item(node) and isinstance(value, torch.Tensor) and not value.dtype.is_floating_point:
         source: Any = node.args[0]
         args, kwargs = fx.map_arg((source.args, source.kwargs), _made_up)
@@ -252,6 +257,7 @@ def _time_on_cpu(call: Callable[[], Any], device: torch.device, reads: list[torc
     for _ in range(_REPEATS):
         start = time.perf_counter()
         call()
+        # The least, as everything that disturbs a run makes it longer.
         best = min(best, time.perf_counter() - start)
         spent += best
         if spent > _ENOUGH_SECONDS:
@@ -269,8 +275,10 @@ def _time_on_cuda(call: Callable[[], Any], device: torch.device, reads: list[tor
     outputs = outputs_of(made, reads, device)
     workspace = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     del made
-    booked = _new_bytes(outputs, device)
-    workspace = min(workspace, max(torch.cuda.max_memory_allocated(device) - before - booked, 0))
+    output_bytes = _new_bytes(outputs, device)
+    # Against the memory after the call, and before it: where a library keeps some for later calls the two
+    # differ, and the smaller one is what this op alone takes and gives back.
+    workspace = min(workspace, max(torch.cuda.max_memory_allocated(device) - before - output_bytes, 0))
     times = []
     for _ in range(_REPEATS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -280,6 +288,7 @@ def _time_on_cuda(call: Callable[[], Any], device: torch.device, reads: list[tor
         end.record()
         torch.cuda.synchronize(device)
         times.append(start.elapsed_time(end) * 1e-3 / _IN_A_ROW)
+    # The median of a few: single calls are disturbed both ways.
     return Price(sorted(times)[len(times) // 2], workspace, outputs)
 
 

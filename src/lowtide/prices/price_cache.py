@@ -73,6 +73,8 @@ class PriceList:
         }
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Written aside and renamed: other processes may read the list at this moment, and a crash leaves
+            # no half of it.
             half = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
             half.write_text(json.dumps(data))
             half.replace(self.path)
@@ -84,6 +86,7 @@ class PriceList:
 def _name(device: torch.device) -> str:
     words = [describe(device), f"torch{torch.__version__}"]
     if device.type == "cpu":
+        # Times on a CPU are those of a number of threads; on a GPU, of the kernels that its settings choose.
         words.insert(1, f"{torch.get_num_threads()}threads")
     else:
         words += _kernels()

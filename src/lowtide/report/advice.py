@@ -43,9 +43,9 @@ def _one(crowd: Crowd) -> str:
     first, last = crowd.until or (0, 0)
     read = f" before step {first}" + (f" to {last}" if last != first else "") if crowd.until else ""
     if crowd.seconds is None:
-        return f"{what}: {format_bytes(crowd.bytes)} that may not be made again; it has to be read earlier."
+        return f"{what}: {format_bytes(crowd.bytes)} that may not be recomputed; it has to be read earlier."
     price = f"; that takes {format_seconds(crowd.seconds)}" if crowd.seconds else ""
-    return f"Drop {what} for {format_bytes(crowd.bytes)}, and run what writes it again{read}{price}."
+    return f"Drop {what} for {format_bytes(crowd.bytes)}, and recompute it{read}{price}."
 
 
 def _name(crowd: Crowd) -> str:

@@ -86,7 +86,7 @@ def aligned(plan: Plan, other: Plan) -> tuple[int, ...]:
     """Resident bytes of another plan of the same graph, on the steps of this one.
 
     The two schedules have different steps, so they are aligned by op: where this plan runs an op for the
-    first time, the line shows the other one at that op; where it only runs ops again the line is flat.
+    first time, the line shows the other one at that op; where it only recomputes the line is flat.
     Between two such points it shows the larger one, so that its maximum is the one of all steps.
     """
     resident = other.timeline.resident

@@ -24,7 +24,7 @@ class Choices {
     this.panel.hidden = Boolean(choice.this);
     if (choice.this) return;
     const title = make("h3", {}, `What the plan of ${cells[1]} would change`);
-    const says = make("p", {}, `${cells[0]}: ${cells[2]} of the uncapped peak, extra time ${cells[3]}, ${cells[4]} runs again. Its line is in the timeline above.`);
+    const says = make("p", {}, `${cells[0]}: ${cells[2]} of the uncapped peak, extra time ${cells[3]}, ${cells[4]} recomputations. Its line is in the timeline above.`);
     this.panel.replaceChildren(title, says, this.changes(choice.changes));
   }
 

@@ -18,7 +18,7 @@ from .fold import Fold, fold
 from .place import Place, Places
 from .residency import Residency
 
-__all__ = ["Change", "Choice", "changes", "choices"]
+__all__ = ["Change", "PlanChoice", "changes", "choices"]
 
 MOST = 40
 """Plans of a frontier that are shown."""
@@ -27,7 +27,7 @@ MOST_CHANGES = 14
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PlanChoice:
     """A plan to choose; `sort` is "this", "uncapped", "frontier" or "other"."""
 
     plan: Plan
@@ -35,7 +35,7 @@ class Choice:
     label: str
 
     @property
-    def runs_again(self) -> int:
+    def recomputations(self) -> int:
         """How many runs are repeated ones."""
         runs = [step.op for step in self.plan.schedule.steps if isinstance(step, Run)]
         return len(runs) - len(set(runs))
@@ -53,17 +53,17 @@ class Change:
     after: str
 
 
-def choices(plan: Plan, whole: Plan, frontier: Frontier | None, others: Iterable[Plan]) -> list[Choice]:
+def choices(plan: Plan, whole: Plan, frontier: Frontier | None, others: Iterable[Plan]) -> list[PlanChoice]:
     """The plans to choose from, from the largest peak to the smallest; `whole` keeps everything."""
-    found = [Choice(plan, "this", f"this plan ({plan.method})")]
-    found.append(Choice(whole, "uncapped", "keeping everything"))
+    found = [PlanChoice(plan, "this", f"this plan ({plan.method})")]
+    found.append(PlanChoice(whole, "uncapped", "keeping everything"))
     if frontier is not None:
         _check(plan, frontier.graph.fingerprint, "frontier=")
-        found += [Choice(one, "frontier", "frontier") for one in spread(frontier.plans, MOST)]
+        found += [PlanChoice(one, "frontier", "frontier") for one in spread(frontier.plans, MOST)]
     for other in others:
         _check(plan, other.graph.fingerprint, "others=")
-        found.append(Choice(other, "other", other.method))
-    once: dict[tuple[int, float], Choice] = {}
+        found.append(PlanChoice(other, "other", other.method))
+    once: dict[tuple[int, float], PlanChoice] = {}
     for choice in found:
         once.setdefault((choice.plan.peak, round(choice.plan.extra, 9)), choice)
     return sorted(once.values(), key=lambda choice: (-choice.plan.peak, choice.plan.extra))

@@ -1,4 +1,4 @@
-"""What a schedule decided for each value: to keep it, or to drop it and run its op again, and how often.
+"""What a schedule decided for each value: to keep it, or to drop it and recompute it, and how often.
 
 One pass over the steps, O(steps + writes): cheap enough to ask of every plan of a frontier.
 """
@@ -21,7 +21,7 @@ SORTS = (KEPT, RECOMPUTED, AFTER_USE, HELD)
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What became of a value: `kept` from the forward to the backward, written `again` so many times.
+    """What became of a value: `kept` from the forward to the backward, recomputed `again` times.
 
     `held` says why no schedule may drop it, where none may.
     """

@@ -28,7 +28,7 @@ _LONGEST = 9
 
 
 _MOST_RANGES = 6
-"""More than so many ranges in a path are cut."""
+"""Ranges shown of a path; more are cut."""
 
 
 @dataclass(frozen=True, slots=True)

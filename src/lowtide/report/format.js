@@ -25,7 +25,7 @@ const make = (tag, attributes = {}, ...children) => {
 
 const find = (id) => document.getElementById(id);
 
-// Hide the rows of a table behind the first ones until a reader asks for them; paper has them all.
+// Hide the rows of a table after the first ones until a reader asks for them; paper has them all.
 const foldRows = (table, button, most) => {
   const rest = [...table.tBodies[0].rows].slice(most);
   if (rest.length < 2) return;

@@ -38,7 +38,7 @@ def _figures(plan: Plan, measured: Measured) -> list[tuple[str, str, str]]:
         ("Uncapped peak", format_bytes(plan.uncapped.peak), f"{once} a step"),
         ("Budget", "none" if plan.budget is None else format_bytes(plan.budget), _fit(plan)),
         ("Predicted peak", format_bytes(plan.peak), f"{share:.1%} of uncapped"),
-        ("Extra time", f"+{plan.extra:.1%}", f"{again} spent again"),
+        ("Extra time", f"+{plan.extra:.1%}", f"{again} of recomputation"),
     ]
     if measured.peak is not None:
         gap = (measured.peak - plan.peak) / max(plan.peak, 1)
@@ -57,5 +57,5 @@ def _count(things: Sequence[object], noun: str) -> str:
 def _fit(plan: Plan) -> str:
     if plan.budget is None:
         return "nothing to stay under"
-    room = plan.budget - plan.peak
-    return f"{format_bytes(abs(room))} {'to spare' if room >= 0 else 'short'}"
+    headroom = plan.budget - plan.peak
+    return f"{format_bytes(abs(headroom))} {'of headroom' if headroom >= 0 else 'short'}"

@@ -16,7 +16,7 @@ __all__ = ["Measured"]
 class Measured:
     """Measured peaks in bytes and seconds of the capped and the uncapped step; None for what was not.
 
-    `points` are bytes behind steps of the schedule. `compiled` is no measurement but the peak of the buffers
+    `points` are bytes after steps of the schedule. `compiled` is no measurement but the peak of the buffers
     of the step's generated code.
     """
 
@@ -62,4 +62,4 @@ class Measured:
             step = steps[index]
             workspace = plan.graph.op[step.op].workspace if isinstance(step, Run) else 0
             same += size == resident[index] - workspace
-        return f"measured behind {len(self.points)} runs, {same} of them as predicted to the byte"
+        return f"measured after {len(self.points)} runs, {same} of them as predicted to the byte"

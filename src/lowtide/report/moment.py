@@ -18,7 +18,7 @@ def describe(plan: Plan, index: int, *, again: bool = False) -> str:
         return f"drops {short(step.value)}"
     op = plan.graph.op[step.op]
     where = [short(part) for part in (op.module, op.source) if part]
-    return ", ".join([f"runs {short(op.name)}{' again' if again else ''}", *where])
+    return ", ".join([f"{'recomputes' if again else 'runs'} {short(op.name)}", *where])
 
 
 def peak_moment(plan: Plan) -> str:

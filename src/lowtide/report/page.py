@@ -19,7 +19,7 @@ from ..plans.planned_step import Plan
 from ..units import format_bytes
 from .axes import byte_ticks
 from .bands import Band, aligned, bands, buckets
-from .choices import Choice, choices
+from .choices import PlanChoice, choices
 from .header import header
 from .markup import say
 from .measured import Measured
@@ -75,7 +75,7 @@ class _Known:
     places: Places
     layers: list[Band]
     groups: list[Group]
-    found: list[Choice]
+    found: list[PlanChoice]
     measured: Measured
     marks: list[Mark]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..plans.schedule import Run
 from .bands import Band, aligned, buckets, role_of
-from .choices import Choice, changes
+from .choices import PlanChoice, changes
 from .place import Places
 from .residency import Residency
 from .spent import Group
@@ -154,13 +154,13 @@ def _gaps(numbers: Iterable[int]) -> Iterable[int]:
 
 
 def told_choices(
-    shown: Residency, found: Sequence[Choice], places: Places, texts: Texts
+    shown: Residency, found: Sequence[PlanChoice], places: Places, texts: Texts
 ) -> list[dict[str, Any]]:
     """For each plan to choose: its line over the steps of this plan, and what it decides otherwise."""
     return [_told_choice(shown, choice, places, texts) for choice in found]
 
 
-def _told_choice(shown: Residency, choice: Choice, places: Places, texts: Texts) -> dict[str, Any]:
+def _told_choice(shown: Residency, choice: PlanChoice, places: Places, texts: Texts) -> dict[str, Any]:
     if choice.sort == "this":
         return {"this": True}
     line = aligned(shown.plan, choice.plan)

@@ -2,7 +2,7 @@
 
 Each thing that is there at the peak is `held` (no schedule may drop it), `in use` (the op at the peak reads
 or writes it, or it is the op's workspace) or `waiting`: it was written before and is read later. Only what
-waits can be dropped at that moment, at the price of running its op again before the next read.
+waits can be dropped at that moment, at the price of recomputing it before the next read.
 O(steps + reads).
 """
 
@@ -34,7 +34,7 @@ class Alive:
     why: str
     until: int | None = None
     seconds: float | None = None
-    """What running its op again takes; None where it may not run again."""
+    """What recomputing it takes; None where its op may run only once."""
 
     @property
     def bytes(self) -> int:
@@ -54,7 +54,7 @@ class Crowd(Fold[Alive]):
 
     @property
     def seconds(self) -> float | None:
-        """What running their ops again takes; None where one of them may not."""
+        """What recomputing them takes; None where one of their ops may run only once."""
         ops = {member.stay.name: member.seconds for member in self.members}
         return None if None in ops.values() else sum(filter(None, ops.values()))
 

@@ -58,7 +58,7 @@ class Places:
             return self.of_value(stay.name)
         if stay.what == "copy":
             place = self.of_value(stay.name)
-            return Place(place.path, f"{place.what}, written again beside itself", place.source)
+            return Place(place.path, f"{place.what}, recomputed beside itself", place.source)
         op = self.graph.op.get(stay.name)
         if op is None or stay.what in ("fixed", "caller"):
             return Place(stay.name, "there all along" if stay.what == "fixed" else "held by the caller")

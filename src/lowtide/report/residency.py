@@ -34,7 +34,7 @@ class Residency:
 
     @cached_property
     def again(self) -> list[int]:
-        """The steps that run an op again, in order."""
+        """The steps that recompute, in order."""
         seen: set[str] = set()
         repeated = []
         for index, step in enumerate(self.steps):

@@ -9,7 +9,7 @@ from ..plans.planned_step import Plan
 from ..units import format_bytes, format_seconds
 from .advice import advice
 from .bands import Band
-from .choices import Choice
+from .choices import PlanChoice
 from .decision import SORTS
 from .markup import say, table
 from .moment import peak_moment
@@ -61,7 +61,7 @@ def _legend(plan: Plan, layers: Sequence[Band], signs: Sequence[tuple[str, str]]
     return items
 
 
-def peak_section(shown: Residency, places: Places, found: Sequence[Choice]) -> str:
+def peak_section(shown: Residency, places: Places, found: Sequence[PlanChoice]) -> str:
     """What is there at the peak, why, and what would have to change."""
     alive = alive_at_peak(shown, places)
     rows = crowds(alive)
@@ -71,7 +71,7 @@ def peak_section(shown: Residency, places: Places, found: Sequence[Choice]) -> s
         size = format_bytes(sum(crowd.bytes for crowd in rest))
         cells.append((f"<small>{count} smaller ones</small>", "", "", size, "", "", ""))
     total = ("all", "", f"{len(alive)}", format_bytes(shown.timeline.peak), "", "", "")
-    head = ("Where", "What", "Count", "Bytes", "Why it is there", "To have it again", "Source")
+    head = ("Where", "What", "Count", "Bytes", "Why it is there", "To recompute it", "Source")
     lines = advice(shown, alive, [choice.plan for choice in found if choice.sort == "frontier"])
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return (
@@ -160,9 +160,9 @@ def _count(count: int) -> str:
     return f"&times;{count}" if count > 1 else ""
 
 
-def choice_section(plan: Plan, found: Sequence[Choice], picture: str) -> str:
+def choice_section(plan: Plan, found: Sequence[PlanChoice], picture: str) -> str:
     """Peak against time: the plans to choose from, as a picture and as a table."""
-    head = ("Plan", "Peak", "Of uncapped", "Extra time", "Reruns")
+    head = ("Plan", "Peak", "Of uncapped", "Extra time", "Recomputations")
     cells = [_choice_cells(plan, index, choice) for index, choice in enumerate(found)]
     some = (
         "Choose a point to see what it would change."
@@ -179,7 +179,7 @@ def choice_section(plan: Plan, found: Sequence[Choice], picture: str) -> str:
     )
 
 
-def _choice_cells(plan: Plan, index: int, choice: Choice) -> tuple[str, ...]:
+def _choice_cells(plan: Plan, index: int, choice: PlanChoice) -> tuple[str, ...]:
     made = choice.plan
     checked = " checked" if choice.sort == "this" else ""
     radio = f'<input type="radio" name="choice" value="{index}"{checked} class="screen">'
@@ -188,5 +188,5 @@ def _choice_cells(plan: Plan, index: int, choice: Choice) -> tuple[str, ...]:
         format_bytes(made.peak),
         f"{made.peak / max(plan.uncapped.peak, 1):.1%}",
         f"{made.extra:+.1%}",
-        f"{choice.runs_again}",
+        f"{choice.recomputations}",
     )

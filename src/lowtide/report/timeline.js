@@ -82,7 +82,7 @@ class Timeline {
     return make("div", {}, make("p", {}, "Largest, besides what is there all along"), list);
   }
 
-  // Show so many steps from a step on.
+  // Show a number of steps from a step on.
   window(from, count) {
     count = Math.round(Math.max(Math.min(count, this.view.length), Math.min(12, this.view.length)));
     this.from = Math.round(Math.max(0, Math.min(from, this.view.length - count)));
@@ -201,7 +201,7 @@ class Timeline {
     }
   }
 
-  // What was measured behind each run, the largest of each bucket.
+  // What was measured after each run, the largest of each bucket.
   seen() {
     const most = new Map();
     for (const [step, size] of this.data.points) {

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from ..plans.planned_step import Plan
 from ..units import format_bytes
 from .axes import byte_ticks, share_ticks
-from .choices import Choice
+from .choices import PlanChoice
 from .measured import Measured
 from .svg import cross
 from .wording import short
@@ -46,7 +46,7 @@ class _Axes:
         return f"{self.x(size):.1f},{self.y(extra):.1f}"
 
 
-def tradeoff(plan: Plan, found: Sequence[Choice], measured: Measured) -> str:
+def tradeoff(plan: Plan, found: Sequence[PlanChoice], measured: Measured) -> str:
     """The picture as an `<svg>` element; its points carry the number of their choice."""
     peaks = [choice.plan.peak for choice in found] + [measured.peak or 0, measured.uncapped_peak or 0]
     axes = _Axes(peaks, [choice.plan.extra for choice in found] + [measured.extra or 0.0])
@@ -115,7 +115,7 @@ def _bound(plan: Plan, axes: _Axes) -> str:
     )
 
 
-def _stairs(found: Sequence[Choice], axes: _Axes) -> str:
+def _stairs(found: Sequence[PlanChoice], axes: _Axes) -> str:
     """The frontier as steps: for a budget between two plans the smaller one is the answer."""
     line = [choice.plan for choice in found if choice.sort == "frontier"]
     if len(line) < 2:
@@ -126,7 +126,7 @@ def _stairs(found: Sequence[Choice], axes: _Axes) -> str:
     return f'<path class="stairs" d="M{"L".join(corners)}"/>'
 
 
-def _point(index: int, choice: Choice, axes: _Axes) -> str:
+def _point(index: int, choice: PlanChoice, axes: _Axes) -> str:
     x, y = axes.x(choice.plan.peak), axes.y(choice.plan.extra)
     radius = {"this": 7, "uncapped": 6, "other": 5}.get(choice.sort, 4)
     says = f"{short(choice.label)}: {format_bytes(choice.plan.peak)}, {choice.plan.extra:+.1%}"
@@ -136,7 +136,7 @@ def _point(index: int, choice: Choice, axes: _Axes) -> str:
     )
 
 
-def _names(plan: Plan, found: Sequence[Choice], axes: _Axes) -> Iterable[str]:
+def _names(plan: Plan, found: Sequence[PlanChoice], axes: _Axes) -> Iterable[str]:
     """Names beside the points that are not the frontier's, each at the first side where there is room."""
     points = ((axes.x(choice.plan.peak), axes.y(choice.plan.extra)) for choice in found)
     taken: list[_Box] = [(x - 4, y - 4, x + 4, y + 4) for x, y in points]

@@ -91,7 +91,7 @@ class View {
   step(step) {
     const { texts, values, ops } = this.data;
     const phase = step < this.boundary ? "forward" : "backward";
-    let ran = step; // a drop is told with the run that it stands behind
+    let ran = step; // a drop is told with the run that it stands after
     while (ran >= 0 && this.steps[ran] < 0) ran -= 1;
     const drops = ran < step ? texts[values.name[-1 - this.steps[step]]] : "";
     if (ran < 0) return { phase, does: `drops ${drops}` };
@@ -99,7 +99,7 @@ class View {
     const name = texts[ops.name[op]];
     return {
       phase,
-      does: drops ? `drops ${drops}, after ${name}` : `runs ${name}${this.again.has(ran) ? " again" : ""}`,
+      does: drops ? `drops ${drops}, after ${name}` : `${this.again.has(ran) ? "recomputes" : "runs"} ${name}`,
       module: texts[ops.module[op]],
       source: texts[ops.source[op]],
       seconds: drops ? 0 : ops.seconds[op],

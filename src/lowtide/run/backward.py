@@ -39,6 +39,7 @@ class Backward:
     def form(self, missing: tuple[int, ...]) -> Callable[[list[Any]], Any]:
         if missing not in self.forms:
             graph = fx.Graph()
+            # A copy: pruning rewrites the graph in place, and other sets of gradients may come later.
             graph.output(graph.graph_copy(self.module.graph, {}))
             module = fx.GraphModule(self.module, graph)
             tangents = graph.find_nodes(op="placeholder")[-len(self.expected) :]
@@ -63,19 +64,20 @@ class CompiledBackward:
         self.tangents = [(t.shape, t.stride(), t.dtype, t.device) for t in tangents]
         self.hollow = {index: self.made_hollow(index) for index, wanted in enumerate(expected) if not wanted}
 
-    def boxed(self, *, behind: Callable[[], None]) -> Callable[[list[Any]], Any]:
-        """The function of the backward; `behind` is called when it has run."""
+    def boxed(self, *, after: Callable[[], None]) -> Callable[[list[Any]], Any]:
+        """The function of the backward; `after` is called when it has run."""
 
         def backward(args: list[Any]) -> Any:
             refuse_second_backward()
             first = len(args) - len(self.expected)
             for index in missing_tangents(args, self.expected):
+                # Made here and not kept: zeros that waited between steps would count against the cap.
                 args[first + index] = self.made(index).zero_()
             for index, nothing in self.hollow.items():
                 args[first + index] = nothing
             with private("without_autocast")():  # the trace has its casts
                 results = self.run(args)
-            behind()
+            after()
             return results
 
         return boxed(backward)
@@ -87,6 +89,7 @@ class CompiledBackward:
     def made_hollow(self, index: int) -> torch.Tensor:
         with private("without_modes")():
             tensor = self.made(index)
+            # Shape and strides stay, the bytes go: nothing reads it but an assertion on sizes.
             tensor.untyped_storage().resize_(0)
         return tensor
 

@@ -1,4 +1,4 @@
-"""The eager executor: a graph as straight-line Python that frees every value behind its last use.
+"""The eager executor: a graph as straight-line Python that frees every value after its last use.
 
 The function takes its arguments as one list and empties it, so that nothing outside holds on to a value
 that the schedule drops. One line per node; no interpreter, no lookups.
@@ -27,6 +27,7 @@ class Look(Protocol):
     def __call__(self, node: fx.Node, result: Any, read: tuple[Any, ...]) -> None: ...
 
 
+# What `repr` writes as it is; all else becomes a global of the generated function.
 _PLAIN = (int, float, bool, str, type(None))
 
 
@@ -58,6 +59,8 @@ class _Writer:
         arguments = [node.name for node in self.module.graph.find_nodes(op="placeholder")]
         lines = [f"def {self.name}(args):"]
         if arguments:
+            # The list is the caller's: emptied, so that a `del` below frees the tensor and not just a name
+            # for it.
             lines += [f"    {', '.join(arguments)}, = args", "    args.clear()"]
         unused = [node.name for node in self.dying.get(None, ())]
         if unused:
@@ -82,6 +85,8 @@ class _Writer:
     def call(self, node: fx.Node) -> str:
         if node.op == "get_attr":
             return self.constant(_attribute(self.module, str(node.target)), "constant")
+        # Plain syntax is faster than a call of operator.getitem, and there is one for every output of every
+        # op.
         if node.target is _GETITEM:
             return f"{self.text(node.args[0])}[{self.text(node.args[1])}]"
         arguments = [self.text(arg) for arg in node.args]
@@ -99,6 +104,7 @@ class _Writer:
         return self.constant(value, "constant")
 
     def constant(self, value: Any, kind: str) -> str:
+        # By identity: equal constants of different types (1 and True) must not be mixed up.
         if id(value) not in self.known:
             self.known[id(value)] = f"{kind}_{len(self.names)}"
             self.names[self.known[id(value)]] = value
@@ -132,13 +138,14 @@ def _is_special(value: Any) -> bool:
 
 
 def _last_uses(graph: fx.Graph) -> dict[fx.Node | None, list[fx.Node]]:
-    """For each node, the nodes to free behind it; under None, the arguments that nothing reads."""
+    """For each node, the nodes to free after it; under None, the arguments that nothing reads."""
     dying: dict[fx.Node | None, list[fx.Node]] = {}
     seen: set[fx.Node] = set()
     for user in reversed(list(graph.nodes)):
         for node in user.all_input_nodes:
             if node not in seen:
                 seen.add(node)
+                # What is returned must live on.
                 if user.op != "output":
                     dying.setdefault(user, []).append(node)
         if user not in seen and user.op != "output":

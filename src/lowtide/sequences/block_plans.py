@@ -3,10 +3,10 @@
 Blocks: the longer, the fewer calls, and the fewer blocks can be kept recorded. Under a budget lengths of
 1, 2, 4, ... steps are weighed and planned, and the one is taken whose runs cost least, a call counted as
 `CALL` steps. Where blocks can be captured as graphs (`graph_loop`), each length is planned in both ways: to
-launch a graph costs less than a call, but a block has places in memory besides, and every one runs again.
+launch a graph costs less than a call, but a block has places in memory besides, and every one is recomputed.
 
 Several scans share a budget. What is kept of all is there at the same time, the working set of only one; so
-beside the largest working set and what each scan leaves behind at least, all get the same room.
+beside the largest working set and what each scan leaves behind at least, all get the same bytes.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def chosen_plans(
     chunk: int | None,
     weigh: Weigh,
     base: int,
-    spare: int,
+    headroom: int,
     places: Places | None = None,
     graphs_only: bool = False,
 ) -> tuple[ScanPlan, ...]:
     """The plans for a budget, in blocks of `chunk` steps or of as many as cost least.
 
-    A block takes at least `base` bytes, however short, and to weigh it `spare` bytes more for each step;
+    A block takes at least `base` bytes, however short, and to weigh it `headroom` bytes more for each step;
     blocks that must be too large for the budget are not weighed. With `places`, the bytes of the places of a
     block that runs as a graph, there may be graphs; `graphs_only` prefers any of these.
     """
@@ -73,7 +73,7 @@ def chosen_plans(
     asked = Budget(budget.text, bytes=size)
     found = [_plans(ways, steps, asked, chunk or 1, weigh)]
     if chunk is None:
-        found += _longer(found[0], ways, steps, asked, weigh, base, spare)
+        found += _longer(found[0], ways, steps, asked, weigh, base, headroom)
     graphs = []
     if places is not None:
         graphs = [made for plans in found if (made := _in_graphs(ways, plans, asked, places))]
@@ -87,13 +87,13 @@ def _longer(
     asked: Budget,
     weigh: Weigh,
     base: int,
-    spare: int,
+    headroom: int,
 ) -> list[tuple[ScanPlan, ...]]:
     """The plans in blocks of more than a step, as long as they may fit."""
     assert asked.bytes is not None
     found = [single]
     for length in _lengths(steps):
-        if _guess(found, length, base) + spare * length > asked.bytes:
+        if _guess(found, length, base) + headroom * length > asked.bytes:
             break
         try:
             found.append(_plans(ways, steps, asked, length, weigh))
@@ -172,7 +172,7 @@ def _in_graphs(
             sizes=size,
             budget=share,
             keep_all=plan.keep_all,
-            last_again=steps % chunk == 0,
+            recomputes_last=steps % chunk == 0,
         )
         for plan, size, share in zip(plans, sizes, shares, strict=True)
     ]

@@ -2,7 +2,7 @@
 
 `torch.lstm` and its kin run a block of the input from a carry, so a block's weight gradients are formed
 once, and on a GPU cuDNN runs it as a whole. Dropout between layers is drawn here and not in the fused call:
-cuDNN keeps a random state of its own, which cannot be put back, so its masks could not be drawn again.
+cuDNN keeps a random state of its own, which cannot be put back, so its masks could not be redrawn.
 
 Rows of different lengths come packed (`torch.nn.utils.rnn.PackedSequence`): the times of a block are one
 slice of the packed rows, and the carry of a row that has ended stays as it is.
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from .sequence import Cut, Piece, Sequence
 
-__all__ = ["FUSED", "BlockSequence", "Layers", "turned_rows"]
+__all__ = ["FUSED", "BlockSequence", "Layers", "reversed_rows"]
 
 FUSED: dict[str, Callable[..., Any]] = {
     "LSTM": torch.lstm,
@@ -74,7 +74,7 @@ class BlockSequence(Sequence):
     """Layers over a number of steps, in blocks; `reverse` goes from the last step to the first.
 
     With `sizes`, the rows that are there at each step, the input is packed. Packed rows that go from their
-    last step to their first are turned before (`turned_rows`).
+    last step to their first are reversed before (`reversed_rows`).
     """
 
     layers: Layers
@@ -132,10 +132,10 @@ class BlockSequence(Sequence):
         return output, [torch.cat(parts, 1) for parts in zip(after, ended, strict=True)]
 
 
-def turned_rows(sizes: torch.Tensor) -> torch.Tensor:
-    """Where each packed row goes when every sequence is turned round; the same places lead back.
+def reversed_rows(sizes: torch.Tensor) -> torch.Tensor:
+    """Where each packed row goes when every sequence is reversed; the same places lead back.
 
-    >>> turned_rows(torch.tensor([2, 2, 1])).tolist()
+    >>> reversed_rows(torch.tensor([2, 2, 1])).tolist()
     [4, 3, 2, 1, 0]
     """
     starts = sizes.cumsum(0) - sizes

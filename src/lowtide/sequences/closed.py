@@ -208,7 +208,7 @@ def graph_number() -> int:
 def ends_of(made: Iterable[Any], start: int) -> Iterator[Any]:
     """What a graph leads to from some edges: tensors, or nodes that are older than `start`.
 
-    The walk goes on behind the cast of a parameter that autocast has kept.
+    The walk goes on past the cast of a parameter that autocast has kept.
     """
     seen = set()
     todo = [edge.node for edge in made if edge is not None]

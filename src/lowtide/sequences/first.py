@@ -104,6 +104,8 @@ def run_first(
     closed = Closed([*(tensor for _, tensor in named), *parameters], Purity(named, [*carry, *xs]))
     around = Surroundings(devices_of([*carry, *xs, *closed.tensors]))
     start = around.look()
+    # Remembered by cell and shapes: weighing costs a backward of the first unit in every training step
+    # otherwise.
     known = _known_of(owner).setdefault(_signature(sequence, carry, xs, around, owner, named), Known())
     weighing = Weighing(torch.device(around.devices[-1])) if weigh and known.sizes is None else None
     number = graph_number()

@@ -87,7 +87,7 @@ class _Scan(torch.autograd.Function):
         if loop is None:
             raise UnsupportedBackward(
                 "this scan has gone backward already, and what it kept is used up; retain_graph=True is not "
-                "served. Sum the losses before one backward(), or run the scan once for each"
+                "supported. Sum the losses before one backward(), or run the scan once for each"
             )
         given = iter(gradients)
         of_carry = [leaf.tangent(next(given)) if leaf else None for leaf in state.carry]
@@ -109,5 +109,5 @@ def _refuse_create_graph() -> None:
     if torch.is_grad_enabled():
         raise UnsupportedBackward(
             "the backward of a scan was called with create_graph=True, for a second derivative; what a scan "
-            "keeps serves one backward. Leave out budget= and slots=: autograd then sees a plain loop"
+            "keeps is enough for one backward. Leave out budget= and slots=: autograd then sees a plain loop"
         )

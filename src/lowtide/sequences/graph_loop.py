@@ -1,10 +1,10 @@
 """The executor of scans on a GPU: chunks of steps, each launched as one graph of kernels.
 
 Problem: a small cell's kernels are over before the next ones are launched, so a step takes as long as
-launching it, and running steps again costs accordingly.
+launching it, and recomputing steps costs accordingly.
 
 Method: the actions are those of `loop`, and so are the operations of every step and their order. But a unit
-has fixed places in memory (`chunk`), so it can be captured once for a scan and launched again for each unit:
+has fixed places in memory (`chunk`), so it can be captured once for a scan and replayed for each unit:
 one graph runs its steps, one runs them and goes back through them. Kept carries are copies. A unit unlike the
 others (the last one, if it is shorter or its output alone counts) runs as in `loop`, step by step as in a
 graph; so do all where they cannot be captured.
@@ -43,7 +43,7 @@ class GraphLoop(Loop):
         self.replay_advance: Replay | None = None
         self.replay_back: Replay | None = None
 
-    def serves(self, unit: int) -> bool:
+    def runs_as_graph(self, unit: int) -> bool:
         """Whether a unit runs as a graph."""
         chunks = self.chunk.sequence
         last, short = unit == chunks.units - 1, chunks.steps(unit) < chunks.chunk
@@ -82,6 +82,8 @@ class GraphLoop(Loop):
         self.goes_back = True
         starts, xs, closed = super().backward(carry, totals)
         if self.replay_back is not None:
+            # A graph has a place, and so zeros, for every gradient; plain autograd gives None where none
+            # flows.
             flows = self.chunk.reached_start
             starts = [leaf if on else None for leaf, on in zip(starts, flows, strict=True)]
         return starts, xs, closed
@@ -91,7 +93,7 @@ class GraphLoop(Loop):
             super().note_looked_at()
 
     def run(self, unit: int, *, keep: bool) -> None:
-        if not self.serves(unit):
+        if not self.runs_as_graph(unit):
             self.run_plainly(unit, keep=keep)
             return
         if keep and self.goes_back:  # going back runs it
@@ -131,9 +133,9 @@ class GraphLoop(Loop):
             self.chunk.start_from(self.carry)
 
     def go_back(self, unit: int) -> None:
-        if self.serves(unit) and self.replay_back is None:
+        if self.runs_as_graph(unit) and self.replay_back is None:
             self.prepare_to_go_back(unit)
-        if not self.serves(unit):
+        if not self.runs_as_graph(unit):
             self.go_back_plainly(unit)
             return
         if self.start_of_last is not None:
@@ -176,11 +178,13 @@ class GraphLoop(Loop):
         """A graph of what a function launches; None where that cannot be, and the loop goes on without."""
         present = self.surroundings.look()
         try:
+            # Libraries allocate and initialise in their first calls, which a capture does not allow.
             warm(one_step, self.device)
             return captured(body, self.device)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             say_once(f"a scan cannot be captured as CUDA graphs, so its units run one by one: {reason}")
+            # `carry_to_keep` first: while `works` holds, the carry is in the chunk's places.
             self.carry, self.works = self.carry_to_keep(), False
             if self.known is not None:
                 self.known.not_captured = reason

@@ -31,7 +31,7 @@ LONGEST = 64
 """Longer chunks save next to nothing."""
 
 MANY = 1000
-"""So many plans are remembered for a cell: one for every length that comes."""
+"""How many plans are remembered for a cell: one for every length that comes."""
 
 CAPTURE = 12
 """What capturing a step costs, in steps that run in a graph: it is launched one by one, thrice."""
@@ -83,6 +83,7 @@ class Graphing:
     def made_plan(self, asked: Budget, chunk: int | None) -> ScanPlan | None:
         length = self.sequence.length
         size = asked.bytes or asked.part(self.keep_all)
+        # At least two chunks to a scan: with one there is nothing to keep and nothing to recompute.
         lengths = [2**power for power in range(1, LONGEST.bit_length()) if 2 * 2**power <= length]
         costs = {steps: self.cost(steps, size) for steps in ([chunk] if chunk else lengths)}
         for steps in sorted(costs, key=costs.__getitem__):
@@ -95,6 +96,7 @@ class Graphing:
         """Steps that run in such chunks, forward and backward, and what launching and capturing costs."""
         length = self.sequence.length
         runs = graph_runs(length, chunk=steps, sizes=self.sizes(self.guess(steps)), budget=size)
+        # A backward step counts as two forward ones.
         return inf if runs is None else runs + 2 * length + CAPTURE * steps + LAUNCH * length / steps
 
     def sizes(self, work: int) -> Sizes:
@@ -122,7 +124,7 @@ class Graphing:
             sizes=self.sizes(work),
             budget=size,
             keep_all=self.keep_all,
-            last_again=length % steps == 0 and not isinstance(self.outputs, Last),
+            recomputes_last=length % steps == 0 and not isinstance(self.outputs, Last),
         )
 
     def guess(self, steps: int) -> int:
@@ -136,6 +138,7 @@ class Graphing:
         each: int = sum(leaf[0].numel() * leaf.itemsize for leaf in self.xs)
         if not isinstance(self.outputs, Last):
             each += sum(leaf.numel() * leaf.itemsize for leaf in self.sample)
+        # Twice: each place has one for its gradient.
         return 2 * (steps * each + self.state)
 
     @property

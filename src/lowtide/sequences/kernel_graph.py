@@ -1,8 +1,8 @@
-"""Kernels that were launched once and are launched again as one: a CUDA graph.
+"""Kernels that were launched once and are replayed as one: a CUDA graph.
 
 The graphs of all scans on a stream share a pool of memory and a stream to be captured on: what one has freed
 the next one uses, and the library's workspace, which belongs to the stream, is there once. They run one
-behind the other; scans on different streams, which may run at the same time, share nothing.
+after the other; scans on different streams, which may run at the same time, share nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def may_capture(device: torch.device) -> bool:
 
 
 def captured(body: Callable[[], None], device: torch.device) -> Replay:
-    """What a function launches, to be launched again; raises RuntimeError where it waits for the device."""
+    """What a function launches, to be replayed; raises RuntimeError where it waits for the device."""
     graph = torch.cuda.CUDAGraph()
     pool = _keeper(device, _here(device)).pool()
     generator = generator_of(str(device))
@@ -80,7 +80,7 @@ def _aside(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _no_cached_casts() -> Iterator[None]:
-    """A cast of a weight that autocast keeps would be gone when the graph runs again."""
+    """A cast of a weight that autocast keeps would be gone when the graph is replayed."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:

@@ -12,7 +12,7 @@ from ..solve.sequence import Backward, Forward, Load, Pop, Push
 from ..solve.sequence.actions import Action
 from .sizes import Sizes
 
-__all__ = ["peak_of", "records_last", "starts_again"]
+__all__ = ["is_recomputed_from", "peak_of", "records_last"]
 
 
 def records_last(action: Forward, following: Action | None) -> bool:
@@ -21,8 +21,8 @@ def records_last(action: Forward, following: Action | None) -> bool:
     return following in (Backward(last), Push(last, "internal"))
 
 
-def starts_again(following: Action | None) -> bool:
-    """Whether steps will run again from the state that a recorded unit hands on, by what follows on it."""
+def is_recomputed_from(following: Action | None) -> bool:
+    """Whether steps are recomputed from the state that a recorded unit hands on, by what follows on it."""
     return isinstance(following, Forward) and following.stop - following.start > 1
 
 
@@ -33,7 +33,7 @@ def peak_of(actions: Iterable[Action], sizes: Sizes) -> int:
     action = next(ahead, None)
     while action is not None:
         following = next(ahead, None)
-        ledger.take(action, following)
+        ledger.count(action, following)
         action = following
     return ledger.peak
 
@@ -50,7 +50,7 @@ class _Ledger:
         self.gradient = 0
         self.peak = 0
 
-    def take(self, action: Action, following: Action | None) -> None:
+    def count(self, action: Action, following: Action | None) -> None:
         match action:
             case Forward(start, stop):
                 self.forward(stop - start, record=records_last(action, following))
@@ -61,7 +61,7 @@ class _Ledger:
                 self.carry = 0
             case Push(at, _):
                 assert self.record is not None
-                random = self.sizes.start if starts_again(following) else 0
+                random = self.sizes.start if is_recomputed_from(following) else 0
                 self.records[at] = self.record, random
                 self.kept += self.record + random
                 self.record, self.carry = None, 0
@@ -77,6 +77,7 @@ class _Ledger:
             if record and unit == min(units, 3) - 1:
                 self.record, self.carry = self.carry + self.sizes.record, 0
             else:
+                # The random state that a kept carry has with it is not in the workspace.
                 self.carry = self.sizes.state - self.sizes.start
 
     def backward(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Rows of a batch that end at different steps: behind its end a row keeps its carry and gives zeros."""
+"""Rows of a batch that end at different steps: after its end a row keeps its carry and gives zeros."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def masked(
     """
     check_lengths(lengths, steps)
     if isinstance(reduce, tuple):
-        raise LowtideError("lengths= with a fold of your own is not served; let the cell read a mask from xs")
+        raise LowtideError(
+            "lengths= with a fold of your own is not supported; let the cell read a mask from xs"
+        )
     lengths = lengths.to(next((leaf.device for leaf in flat(xs)[0]), lengths.device))
     times = torch.arange(steps, device=lengths.device)[:, None]
     inside = times < lengths

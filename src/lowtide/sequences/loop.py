@@ -17,7 +17,7 @@ from ..errors import LowtideError
 from ..solve.sequence import Backward, Forward, Load, Pop, Push
 from ..solve.sequence.actions import Action
 from .closed import Closed, graph_number
-from .ledger import records_last, starts_again
+from .ledger import is_recomputed_from, records_last
 from .outputs import Outputs
 from .record import Flows, Gradients, Record
 from .sequence import Piece, Sequence, detached
@@ -79,6 +79,7 @@ class Loop:
         self.known = known
         self.graph_sizes: set[int] = set()
         seen = known is not None and known.looked_at >= sequence.units
+        # Once every unit of this cell was looked at, later scans of it need only spot checks.
         self.trusted = closed.all_wanted = seen and len(closed.tensors) <= FEW
 
     def forward(self, init: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -96,6 +97,7 @@ class Loop:
                 "kept; write random=True"
             )
         self.start = []
+        # Held here they would make a cycle: result -> autograd function -> loop -> result.
         carry, self.carry = [detached(leaf) for leaf in self.carry], []
         values, self.outputs.values = self.outputs.finish(), []
         return carry, values
@@ -103,7 +105,7 @@ class Loop:
     def run_all(self) -> None:
         """Take the actions before the first backward."""
         while not isinstance(self.ahead.following, Backward | None):
-            self.take(next(self.ahead))
+            self.perform(next(self.ahead))
 
     def look_ahead(self, actions: Iterable[Action]) -> None:
         """Take these actions from now on."""
@@ -120,9 +122,9 @@ class Loop:
         self.closed_totals = [
             _Total(leaf, needed=place in read) for place, leaf in enumerate(self.closed.tensors)
         ]
-        with self.surroundings.again(), self.closed.without_hooks():
+        with self.surroundings.recomputing(), self.closed.without_hooks():
             for action in self.ahead:
-                self.take(action)
+                self.perform(action)
         self.kept.clear()
         self.note_looked_at()
         sums = [*self.xs_totals, *self.closed_totals]
@@ -134,7 +136,7 @@ class Loop:
         if self.known is not None:
             self.known.looked_at = max(self.known.looked_at, self.reached)
 
-    def take(self, action: Action) -> None:
+    def perform(self, action: Action) -> None:
         match action:
             case Forward(start, stop):
                 keeps = records_last(action, self.ahead.following)
@@ -146,7 +148,7 @@ class Loop:
                 self.kept[at] = Kept(self.carry_to_keep(), self.random_state())
             case Push(at, _):
                 assert self.workspace is not None
-                again = starts_again(self.ahead.following)
+                again = is_recomputed_from(self.ahead.following)
                 self.records[at] = self.workspace, self.random_state() if again else None
                 self.workspace = None
             case Pop(at, "hidden"):
@@ -157,6 +159,8 @@ class Loop:
     def run(self, unit: int, *, keep: bool) -> None:
         self.workspace = None
         first, self.first = self.first, None
+        # The first unit ran already, to be measured: its results stand unless its record is wanted and used
+        # up.
         if first is not None and (first.record is not None or not keep):
             record, carry, pieces, flows = first
         else:
@@ -164,6 +168,7 @@ class Loop:
                 self.surroundings.go_on_from(self.start)
             record = self.recorded(unit, keep=keep)
             carry, pieces, flows = record.next_carry, record.take_outputs(), record.flows
+        # Outputs are written once; a recomputed unit would only write the same.
         if unit >= self.reached:
             self.reached = unit + 1
             self.flows = self.flows.then(flows)
@@ -174,6 +179,8 @@ class Loop:
 
     def recorded(self, unit: int, *, keep: bool) -> Record:
         start = graph_number() if keep else 0
+        # The second unit, run for the first time: only here can a cell read what its first step left in
+        # Python.
         with self.closed.minding() if unit == self.reached == 1 else self.closed.standing_in():
             record = Record(self.sequence, unit, self.carry, self.xs, self.wanted)
         if keep:
@@ -189,6 +196,7 @@ class Loop:
         """
         if self.trusted:
             size = graph_number() - start
+            # Units 0, 1, 2, 4, 8, ... are looked at in any case: log2(n) looks in a scan of n units.
             if size in self.graph_sizes and unit & (unit - 1):
                 return
             self.graph_sizes.add(size)
@@ -198,12 +206,13 @@ class Loop:
                 f"in step {unit} the cell reads a parameter of shape {tuple(tensor.shape)} that it did not "
                 "read in its first step, so its gradient would be lost; hand it over as parameters=[tensor]. "
                 "(A tensor that the cell itself makes to require a gradient, as in "
-                "h.detach().requires_grad_(), is not served.)"
+                "h.detach().requires_grad_(), is not supported.)"
             )
 
     def go_back(self, unit: int) -> None:
         record = self.records.pop(unit)[0] if unit in self.records else self.workspace
         assert record is not None
+        # Nothing but the record may hold its tensors, or the backward could not free them as it goes.
         self.workspace, self.carry = None, []
         totals = [self.outputs.gradients(self.totals, place) for place in record.places]
         given, self.carry_gradients = self.carry_gradients, []
@@ -265,4 +274,5 @@ class _Total:
         if self.tensor is None:
             self.tensor = torch.zeros_like(self.of)
         self.found = True
+        # In place and in the order of the units, from last to first, as autograd would add them.
         (self.tensor if place is None else self.tensor[place]).add_(gradient)

@@ -4,7 +4,7 @@ Problem: some loops run until a condition stops them: a solver with a tolerance,
 Their backward needs what every step leaves, and how many steps there are is known only at the end.
 
 Method: online checkpointing (`solve.sequence.online`). While the loop runs, a bounded number of carries is
-kept, chosen so that few steps run again wherever it stops. From there on all is as in a scan.
+kept, chosen so that few steps are recomputed wherever it stops. From there on all is as in a scan.
 
 Memory: of s slots one is the start's, which is there anyway, the others hold kept carries; the carry that a
 step starts from may be one more. So the peak is at most s carries and the working set of a step, or of
@@ -32,7 +32,7 @@ from .fold import folded
 from .function import apply
 from .loop import First, Loop
 from .outputs import Outputs, Stacked, check_alike, make_outputs
-from .planned_scan import check_one_given
+from .planned_scan import check_not_both
 from .record import is_whole, versions
 from .scanning import Reduce
 from .sequence import CellSequence, Place, detached, flat, say_leaf
@@ -62,13 +62,13 @@ def while_scan(
     carry is `init`, and the outputs are None, or the start of the fold.
 
     `cond` gets the carry, detached, and gives a bool or a tensor of one element. It is asked once for every
-    carry while the loop runs, and not again in the backward. A loop that goes on behind `max_steps` steps
+    carry while the loop runs, and not again in the backward. A loop that goes on past `max_steps` steps
     raises a `LowtideError`.
 
     `slots` bounds the carries that are kept, the start included: as long as the loop takes fewer than
-    (slots + 1) * (slots + 2) / 2 steps, none of them runs more than twice again. `budget` gives bytes
+    (slots + 1) * (slots + 2) / 2 steps, none of them is recomputed more than twice. `budget` gives bytes
     instead, as in "2GiB", or "min"; not counted are, as in `scan`, init, parameters, outputs and the
-    gradients of all these. A share such as "5%" is not served, as nobody knows of what. With neither,
+    gradients of all these. A share such as "5%" is not supported, as nobody knows of what. With neither,
     everything is kept and autograd sees a plain loop. `parameters` and `random` are those of `scan`.
 
     >>> import lowtide, torch
@@ -82,20 +82,20 @@ def while_scan(
     0.3536
     """
     asked = _Asked(cell, init, cond, reduce, max_steps)
-    room = _read_room(budget, slots)
-    keeps_all = room is None or not torch.is_grad_enabled()
-    weighs = isinstance(room, Budget) and not keeps_all
+    byte_limit = _read_limit(budget, slots)
+    keeps_all = byte_limit is None or not torch.is_grad_enabled()
+    weighs = isinstance(byte_limit, Budget) and not keeps_all
     condition = Weighing(torch.device(devices_of(asked.carry)[-1])) if weighs else None
     if not asked.starts(condition):
         return asked.results(asked.carry, None)
-    if room is None or keeps_all:
+    if byte_limit is None or keeps_all:
         return asked.results(*_run_plainly(asked))
     run = run_first(
         asked.sequence, asked.carry, [], owner=cell, parameters=parameters, random=random, weigh=weighs
     )
     if not run.trains:
         return asked.results(*_run_plainly(asked, run.first))
-    loop = _WhileLoop(asked, run, _slots(room, run, condition))
+    loop = _WhileLoop(asked, run, _slots(byte_limit, run, condition))
     del run  # and with it what the first step recorded
     return asked.results(*apply(loop, asked.carry, []))
 
@@ -129,7 +129,7 @@ class _Asked:
             return self.goes_on(self.carry, 0)
 
     def goes_on(self, carry: list[Any], steps: int) -> bool:
-        """Whether the condition holds for a carry that so many steps led to."""
+        """Whether the condition holds for a carry that n steps led to."""
         before = versions(carry)
         given = [detached(leaf) for leaf in carry]
         tree = private("tree_unflatten")(given, self.sequence.carry_form)
@@ -167,6 +167,7 @@ class _Grown(Stacked):
 
     def add(self, value: list[torch.Tensor], leaf: Any, place: Place) -> list[torch.Tensor]:
         check_alike(value[0] if value else leaf, leaf)
+        # A view would keep the whole tensor that it looks at.
         value.append(leaf if leaf.requires_grad or is_whole(leaf) else leaf.clone())
         return value
 
@@ -196,9 +197,10 @@ class _WhileLoop(Loop):
         while state == 0 or self.goes_on(state):  # for the start it was asked before
             choice = online.leave(state)
             if choice.free is not None:
-                self.take(Pop(choice.free))
+                self.perform(Pop(choice.free))
+            # State 0 is the start, which is held in any case.
             if choice.keep and state:
-                self.take(Push(state))
+                self.perform(Push(state))
             self.run(state, keep=False)
             state += 1
         self.outputs = self.asked.settled(state)
@@ -209,7 +211,7 @@ class _WhileLoop(Loop):
         answer = self.asked.goes_on(self.carry, state)
         if self.surroundings.differs(random):
             raise LowtideError(
-                "cond draws random numbers, so that steps that run again would not find theirs; draw them in "
+                "cond draws random numbers, so that recomputed steps would not find theirs; draw them in "
                 "the cell and hand them on in the carry"
             )
         return answer
@@ -229,9 +231,9 @@ def _run_plainly(asked: _Asked, first: First | None = None) -> tuple[list[Any], 
     return carry, asked.settled(steps).finish()
 
 
-def _read_room(budget: int | str | Budget | None, slots: int | None) -> Budget | int | None:
+def _read_limit(budget: int | str | Budget | None, slots: int | None) -> Budget | int | None:
     """What was asked for: a budget, a number of slots, or everything."""
-    check_one_given(budget, slots)
+    check_not_both(budget, slots)
     if budget is None:
         return None if slots is None else Online(slots).slots
     asked = parse_budget(budget)
@@ -245,13 +247,13 @@ def _read_room(budget: int | str | Budget | None, slots: int | None) -> Budget |
     return asked
 
 
-def _slots(room: Budget | int, run: FirstRun, condition: Weighing | None) -> int:
-    if isinstance(room, int):
-        return room
+def _slots(byte_limit: Budget | int, run: FirstRun, condition: Weighing | None) -> int:
+    if isinstance(byte_limit, int):
+        return byte_limit
     assert run.sizes is not None
     assert condition is not None
     try:
-        return _fitting(room, run.sizes, condition.tracker.made_peak)
+        return _fitting(byte_limit, run.sizes, condition.tracker.made_peak)
     except BudgetTooSmall:
         run.surroundings.go_on_from(run.start)  # the first step might as well not have run
         raise

@@ -15,7 +15,7 @@ from ..errors import LowtideError
 from ..units import Budget, parse_budget
 from .batch import Batch
 from .block_plans import chosen_plans, plans_by_slots
-from .blocks import BlockSequence, Layers, turned_rows
+from .blocks import BlockSequence, Layers, reversed_rows
 from .chunk import Chunk
 from .first import run_first
 from .function import apply
@@ -33,7 +33,7 @@ __all__ = ["Passage"]
 _known: WeakKeyDictionary[nn.Module, dict[Hashable, Any]] = WeakKeyDictionary()
 
 MANY = 1000
-"""So many sizes and plans are remembered for a module."""
+"""How many sizes and plans are remembered for a module."""
 
 
 class Passage:
@@ -92,7 +92,7 @@ class Passage:
             chunk,
             self.sizes,
             base,
-            self.spare,
+            self.headroom,
             places=self.places if graphs else None,
             graphs_only=graphs is True,
         )
@@ -153,7 +153,7 @@ class Passage:
         return run.sizes if rows is None else _with_ends(run.sizes)
 
     @property
-    def spare(self) -> int:
+    def headroom(self) -> int:
         """What weighing takes for each step: the outputs and their gradients, and an input of its own."""
         width = 2 * (self.module.proj_size or self.module.hidden_size)
         width += max(way.features for way in self.ways)
@@ -206,21 +206,21 @@ class Passage:
         self, way: Way, plan: ScanPlan, data: torch.Tensor, outputs: list[torch.Tensor]
     ) -> list[torch.Tensor]:
         """The last carry of a scan, whose output joins those of its layer."""
-        sizes, turn = self.batch.sizes, None
+        sizes, reversal = self.batch.sizes, None
         if way.reverse and sizes is not None:
-            turn = turned_rows(sizes).to(data.device)
-            data = data.index_select(0, turn)
+            reversal = reversed_rows(sizes).to(data.device)
+            data = data.index_select(0, reversal)
         reverse = way.reverse and sizes is None
         sequence = BlockSequence(self.layers[way], self.batch.steps, plan.chunk, reverse, sizes)
         carry = self.carry(way)
         carry, (output,) = apply(self.begun(sequence, plan, carry, data, way), carry, [data])
-        outputs.append(output if turn is None else output.index_select(0, turn))
+        outputs.append(output if reversal is None else output.index_select(0, reversal))
         return carry
 
     def begun(
         self, sequence: BlockSequence, plan: ScanPlan, carry: list[torch.Tensor], data: torch.Tensor, way: Way
     ) -> Loop:
-        """A scan behind its first block, which only the loop holds on to; in graphs, before it."""
+        """A scan after its first block, which only the loop holds on to; in graphs, before it."""
         run = run_first(sequence, carry, [data], owner=sequence, parameters=self.weights(way))
         run.known, outputs = self.known(way), Blocks(len(data))
         if not plan.graphs:

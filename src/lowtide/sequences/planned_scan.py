@@ -25,7 +25,7 @@ __all__ = [
     "Strategy",
     "check_chunk",
     "check_graphs",
-    "check_one_given",
+    "check_not_both",
     "graph_runs",
     "make_graph_plan",
     "make_scan_plan",
@@ -108,7 +108,7 @@ def make_scan_plan(
         raise LowtideError(
             f"strategy={strategy!r} is not known; choose one of {', '.join(get_args(Strategy))}"
         )
-    check_one_given(budget, slots)
+    check_not_both(budget, slots)
     units = -(-steps // chunk)
     if slots is not None:
         return _finished(_by_slots(units, slots, strategy, sizes), steps, chunk, strategy, sizes, None)
@@ -125,17 +125,17 @@ def make_scan_plan(
 
 
 def make_graph_plan(
-    steps: int, *, chunk: int, sizes: Sizes, budget: int, keep_all: int | None, last_again: bool
+    steps: int, *, chunk: int, sizes: Sizes, budget: int, keep_all: int | None, recomputes_last: bool
 ) -> ScanPlan | None:
     """The plan for chunks that run as graphs; None where the budget is too small for one.
 
-    A chunk is recorded only on its way back. `last_again`: so is the last one, which has run by then.
+    A chunk is recorded only on its way back. `recomputes_last`: so is the last one, which has run by then.
     """
     slots = _graph_slots(sizes, budget)
     if slots < 1:
         return None
     plan = _finished(read_problem(-(-steps // chunk), slots), steps, chunk, "hidden", sizes, budget)
-    count = plan.forward_count + (chunk if last_again else 0)
+    count = plan.forward_count + (chunk if recomputes_last else 0)
     return replace(plan, forward_count=count, keep_all=keep_all, graphs=True)
 
 
@@ -149,7 +149,7 @@ def _graph_slots(sizes: Sizes, budget: int) -> int:
     return (budget - sizes.work) // max(sizes.state, 1)
 
 
-def check_one_given(budget: object, slots: object) -> None:
+def check_not_both(budget: object, slots: object) -> None:
     """Refuse a budget together with a number of slots."""
     if budget is not None and slots is not None:
         raise LowtideError(f"budget={budget!r} and slots={slots!r} were both given; give one of them")
@@ -180,22 +180,24 @@ def _by_slots(units: int, slots: int, strategy: Strategy, sizes: Sizes | None) -
 
 
 def _by_bytes(units: int, size: int, strategy: Strategy, sizes: Sizes, asked: Budget) -> Any:
-    room = size - sizes.work
+    for_states = size - sizes.work
     if strategy == "hidden":
-        slots = (room // sizes.state if sizes.state else units) if room >= 0 else 0
-        if slots >= 1 or (units == 1 and room >= 0):
+        slots = (for_states // sizes.state if sizes.state else units) if for_states >= 0 else 0
+        if slots >= 1 or (units == 1 and for_states >= 0):
             return read_problem(units, max(slots, 1))
     elif strategy == "internal":
-        slots = 1 + (room - sizes.state) // max(sizes.state + sizes.record, 1)
-        if room >= sizes.state or (units == 1 and room >= 0):
+        # One recorded step is the working set's own; each further slot holds a record and the carry it starts
+        # from.
+        slots = 1 + (for_states - sizes.state) // max(sizes.state + sizes.record, 1)
+        if for_states >= sizes.state or (units == 1 and for_states >= 0):
             return read_problem(units, max(slots, 1), keep="internal")
     elif size >= _least(units, sizes):
-        return _tapered(units, room, sizes)
+        return _tapered(units, for_states, sizes)
     raise _too_small(asked, size, units, sizes)
 
 
-def _tapered(units: int, room: int, sizes: Sizes) -> Tapered:
-    return Tapered(units, leaf_sizes(units, room=room, state=sizes.state, record=sizes.record))
+def _tapered(units: int, for_states: int, sizes: Sizes) -> Tapered:
+    return Tapered(units, leaf_sizes(units, room=for_states, state=sizes.state, record=sizes.record))
 
 
 def _least(units: int, sizes: Sizes) -> int:

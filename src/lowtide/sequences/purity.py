@@ -1,4 +1,4 @@
-"""What a cell may not do, as a step that runs again must do the same again.
+"""What a cell may not do, as a step that is recomputed must do the same.
 
 While the first unit runs, before any harm is done, are refused: changes in place to the carry, to an input
 and to whatever can be reached from the cell (the running statistics of BatchNorm), and random numbers from a
@@ -29,14 +29,14 @@ _IN_PLACE = re.compile(
 
 
 class Purity:
-    """Watches a cell: `named` is what can be reached from it, `given` its first carry and its inputs."""
+    """Watches a cell: `named` is what can be reached from it, `inputs` its first carry and its inputs."""
 
-    def __init__(self, named: Iterable[tuple[str, torch.Tensor]], given: Iterable[Any]) -> None:
+    def __init__(self, named: Iterable[tuple[str, torch.Tensor]], inputs: Iterable[Any]) -> None:
         self.named = [(name, tensor, held(tensor, "version")) for name, tensor in named]
-        self.given = {key for leaf in given for key in _storages([leaf])}
+        self.inputs = {key for leaf in inputs for key in _storages([leaf])}
         self.reached = {key: name for name, tensor, _ in self.named for key in _storages([tensor])}
         self.made: dict[int, ref[torch.Tensor]] = {}
-        self.handed: list[Any] = [*given]
+        self.handed: list[Any] = [*inputs]
         self.later = False
         self.leaves = private("tree_leaves")
         self.note(self.handed)
@@ -54,7 +54,7 @@ class Purity:
                 "keep; let it draw from torch's own, or hand the numbers over in xs"
             )
         for key in _storages(_written(getattr(func, "__name__", ""), args, kwargs)):
-            if key in self.given:
+            if key in self.inputs:
                 raise changed_in_place()
             if key in self.reached:
                 raise _changes(self.reached[key])
@@ -86,7 +86,7 @@ class Purity:
             if self.is_made(tensor):
                 raise LowtideError(
                     f"the cell reads a tensor of shape {tuple(tensor.shape)} that its first step made and "
-                    "left behind; a step that runs again would find another there. Hand it on in the carry"
+                    "left behind; a recomputed step would find another there. Hand it on in the carry"
                 )
 
     def check(self) -> None:
@@ -99,7 +99,7 @@ class Purity:
         for name in self.changed():
             raise LowtideError(
                 f"{name}, which the cell of a scan can reach, was changed in place between the scan and its "
-                "backward, in which steps run again; change it behind the backward"
+                "backward, in which steps are recomputed; change it after the backward"
             )
 
     def changed(self) -> Iterator[str]:
@@ -107,16 +107,16 @@ class Purity:
 
 
 def changed_in_place() -> LowtideError:
-    """What is said to a cell that changes what it was given."""
+    """What is said to a cell that changes its inputs."""
     return LowtideError(
-        "the cell changes its carry or its input in place; a step that runs again would start from the "
+        "the cell changes its carry or its input in place; a recomputed step would start from the "
         "changed values. Write h = h + 1 instead of h += 1 or h.add_(1), or clone it first"
     )
 
 
 def _changes(name: str) -> LowtideError:
     return LowtideError(
-        f"the cell changes {name} in place; a step that runs again would change it again. Put it into the "
+        f"the cell changes {name} in place; a recomputed step would change it twice. Put it into the "
         "carry, or leave it alone (BatchNorm: eval() or track_running_stats=False)"
     )
 

@@ -65,6 +65,7 @@ class Record:
         self.cuts = sequence.cuts(unit)
         self.carry = [leaf.detach().requires_grad_() if differentiable(leaf) else leaf for leaf in carry]
         self.inputs = [_cut(xs[cut.leaf], cut, wanted[cut.leaf]) for cut in self.cuts]
+        # Autograd counts writes in place: a cell that changes its inputs is found without looking at data.
         before = versions([*self.carry, *self.inputs])
         with torch.enable_grad(), _own_saving():
             after, pieces = _run(sequence, unit, list(self.carry), list(self.inputs))
@@ -82,6 +83,8 @@ class Record:
 
     def keep(self) -> None:
         """Hold on to where the graph of the unit ends, and not to what was made there."""
+        # A gradient edge (node and output number) is enough to start a backward from; the tensor itself may
+        # go.
         self.ends = [_edge(leaf) for leaf in self.ends]
 
     def take_outputs(self) -> list[Piece]:
@@ -99,7 +102,7 @@ class Record:
         """The gradients of the carry, of the inputs and of the closed-over tensors; frees what was saved.
 
         `carry` holds the gradient of each leaf of the next carry, `outputs` those of the outputs, piece by
-        piece. `autocast` is the state that the user's backward was called in: a unit is run again under that
+        piece. `autocast` is the state that the user's backward was called in: a unit is recomputed under that
         of the forward, and goes back under this one.
         """
         ends = zip(self.ends, [*carry, *(part for piece in outputs for part in piece)], strict=True)

@@ -21,7 +21,7 @@ from ..errors import LowtideError
 from ..units import Budget, parse_budget, refuse_device_share
 from .batch import Batch, is_sound, packed
 from .passage import Passage
-from .planned_scan import ScanPlan, check_chunk, check_graphs, check_one_given
+from .planned_scan import ScanPlan, check_chunk, check_graphs, check_not_both
 
 __all__ = ["Recurrent"]
 
@@ -32,7 +32,7 @@ class Recurrent(nn.Module):
     """A stock recurrent module whose training keeps to a budget.
 
     Called as the wrapped module is, with its parameters, its `state_dict` and its results. `lengths` gives
-    the steps of each row of a padded batch; behind its end a row's outputs are zero.
+    the steps of each row of a padded batch; after its end a row's outputs are zero.
 
     `budget` bounds the bytes that the recurrence holds at its peak: kept carries, recorded blocks and the
     working set of one block; not input, parameters, outputs and their gradients, nor the outputs of single
@@ -162,7 +162,7 @@ def _check(module: Any, budget: Any, slots: Any, chunk: Any) -> None:
             f"Recurrent wraps nn.LSTM, nn.GRU and nn.RNN with their own forward, not a "
             f"{type(module).__name__}; for a loop of your own there is lowtide.scan"
         )
-    check_one_given(budget, slots)
+    check_not_both(budget, slots)
     if budget is not None:
         refuse_device_share(parse_budget(budget), "Recurrent")
     if slots is not None and (isinstance(slots, bool) or not isinstance(slots, int) or slots < 1):

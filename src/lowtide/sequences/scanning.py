@@ -3,9 +3,9 @@
 Problem: backpropagation through time keeps what every step leaves for its backward. Over thousands of steps
 that is most of the memory.
 
-Method: Gruslys et al. 2016, in bytes (`solve.sequence.tapered`): some carries are kept, the rest is computed
-again from them, as few steps as the budget allows. The first unit's run measures what a unit takes (`first`),
-`plan` chooses, `loop` runs, `function` is what autograd sees.
+Method: Gruslys et al. 2016, in bytes (`solve.sequence.tapered`): some carries are kept, the rest is
+recomputed from them, as few steps as the budget allows. The first unit's run measures what a unit takes
+(`first`), `plan` chooses, `loop` runs, `function` is what autograd sees.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def scan(
     the start included. With neither, everything is kept and autograd sees a plain loop.
 
     `reverse` goes from the last step to the first. `lengths` gives the steps of each row of the batch
-    (dimension 0 of all carries and outputs): behind its end a row keeps its carry and its outputs are zero.
+    (dimension 0 of all carries and outputs): after its end a row keeps its carry and its outputs are zero.
     With a budget, a cell on a CUDA device runs in chunks that are captured as CUDA graphs, where it can be:
     `graphs=False` runs every step by itself, `graphs=True` refuses what cannot be captured.
     `parameters` names tensors that need gradients and that the cell reads, but not in its first step;

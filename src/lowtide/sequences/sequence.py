@@ -73,7 +73,7 @@ def flat(tree: Any) -> tuple[list[Any], Form]:
 
 
 class Sequence(ABC):
-    """Units that run one behind the other."""
+    """Units that run one after the other."""
 
     units: int
     """How many units there are."""

@@ -26,7 +26,7 @@ def devices_of(leaves: Iterable[Any]) -> list[str]:
 class Surroundings:
     """The devices whose random numbers a cell may draw, and autocast as the forward found it.
 
-    `outside` is the autocast that units are run again in the midst of: that of the backward.
+    `outside` is the autocast that units are recomputed in the midst of: that of the backward.
     """
 
     def __init__(self, devices: list[str]) -> None:
@@ -69,7 +69,7 @@ class Surroundings:
         return any(_bytes(old) != _bytes(new) for old, new in zip(state, self.look(), strict=True))
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def recomputing(self) -> Iterator[None]:
         """Run units once more: autocast as it was, and afterwards the random state of now."""
         present, self.outside = self.look(), present_state()
         with ExitStack() as stack:

@@ -67,7 +67,7 @@ class _Together(torch.autograd.Function):
 
 
 def _skeleton(module: nn.RNNBase, first: torch.Tensor, layers: int) -> nn.RNNBase:
-    """A module of so many layers in one direction; no random numbers are drawn for its weights."""
+    """A module of n layers in one direction; no random numbers are drawn for its weights."""
     options: dict[str, Any] = {"num_layers": layers, "bias": module.bias}
     kind: Any = nn.RNN
     if module.mode == "LSTM":

@@ -50,7 +50,7 @@ class Choice:
         return KINDS[self.kind]
 
     def rows(self, rows: int) -> int:
-        """How many of so many rows are kept, at least one."""
+        """How many of n rows are kept, at least one."""
         if not self.made.has_rate or self.rate >= 1:
             return rows
         return max(1, fixed(int(self.rate * rows + 0.5)))

@@ -4,7 +4,7 @@ Problem: given inputs that may be sketched, and what the step costs under a budg
 choose which. Steps are compared by their seconds, or by their peaks where the smallest is asked for.
 
 Method: the exact step is looked at first, then the one with every sketch. The exact one is taken where it
-takes no longer: a sketch is there for the bytes, so it is the seconds of computing things again that it is to
+takes no longer: a sketch is there for the bytes, so it is the seconds of recomputation that it is to
 save, and its shorter products do not count. A difference within a margin is none. Otherwise sketches are
 taken out again, in blocks that get smaller, those first that are worth least, as long as the step stays
 within the margin of the one with every sketch. What a step costs is seen by a quick look (`solve.quick`);
@@ -37,28 +37,28 @@ S = TypeVar("S")
 
 @dataclass(eq=False)
 class Draft(Generic[S]):
-    """A way to run the step, and what it costs: under so many bytes, or with as few as it can (None)."""
+    """A way to run the step, and what it costs: under a byte limit, or with as few bytes as it can (None)."""
 
     step: S
     graph: Graph
-    room: int | None
+    byte_limit: int | None
 
     @cached_property
     def look(self) -> Rung:
         """A plan that was found quickly."""
-        return smallest(self.graph) if self.room is None else quick(self.graph, self.room)
+        return smallest(self.graph) if self.byte_limit is None else quick(self.graph, self.byte_limit)
 
     @property
     def fits(self) -> bool:
         """Whether the quick plan keeps to the budget."""
-        return self.room is None or self.look.peak <= self.room
+        return self.byte_limit is None or self.look.peak <= self.byte_limit
 
     def cost(self, exact: Draft[S]) -> float:
         """What is to be small: the seconds, or the peak where the smallest is asked for.
 
         Where sketches make products shorter than those of the exact step, that does not count.
         """
-        if self.room is None:
+        if self.byte_limit is None:
             return self.look.peak
         again = self.look.seconds - self.graph.seconds
         return again + max(self.graph.seconds, exact.graph.seconds)
@@ -70,7 +70,11 @@ def decide(able: Sequence[C], draft: Callable[[Sequence[C]], Draft[S]]) -> list[
     Those come first that are worth least.
     """
     exact = draft(())
-    free = exact.room is not None and exact.fits and exact.cost(exact) <= (1 + MARGIN) * exact.graph.seconds
+    free = (
+        exact.byte_limit is not None
+        and exact.fits
+        and exact.cost(exact) <= (1 + MARGIN) * exact.graph.seconds
+    )
     if not able or free:
         return [exact]
     every = draft(able)

@@ -1,4 +1,4 @@
-"""Random numbers that can be drawn again: hashes of a counter and a seed, in plain integer arithmetic.
+"""Random numbers that can be redrawn: hashes of a counter and a seed, in plain integer arithmetic.
 
 A seed is the coefficients of two random polynomials of degree three over the integers modulo the prime
 2^31 - 1 (Wegman and Carter 1981). The value of such a polynomial at 0, 1, 2, ... is a number for each row

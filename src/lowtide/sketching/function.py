@@ -40,7 +40,7 @@ def forward(module: nn.Linear, choice: Choice, scope: Scope, input: torch.Tensor
         return functional.linear(x, weight, bias)
     output = _linear(x, weight.detach(), bias)
     if not torch.is_grad_enabled():
-        draw_seed(x)  # as a checkpoint does that runs this again with grad
+        draw_seed(x)  # as a checkpoint does that recomputes this with grad
         return output
     real = scope.real_rows(x)
     with torch.no_grad(), _without_autocast(x.device):

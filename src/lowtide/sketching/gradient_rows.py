@@ -41,7 +41,7 @@ class Part(NamedTuple):
     stop: int
 
     def rows(self, rows: int) -> int:
-        """How many these are of so many rows."""
+        """How many of n rows these are."""
         return rows // self.period * (self.stop - self.start)
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
@@ -112,7 +112,7 @@ def _view(node: fx.Node, find: Find) -> Mask | None:
     return rows.reshape(shape[:-1]) if rows is not None and same else None
 
 
-def _turned(node: fx.Node, find: Find) -> Mask | None:
+def _transposed(node: fx.Node, find: Find) -> Mask | None:
     """A permutation that leaves the last dimension in its place."""
     rows = find(node.args[0])
     if rows is None:
@@ -202,7 +202,7 @@ _RULES: dict[Any, Callable[[fx.Node, Find], Mask | None]] = {
     aten.add.Tensor: _sum,
     aten.sub.Tensor: _sum,
     **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.reshape.default), _view),
-    **dict.fromkeys((aten.permute.default, aten.transpose.int), _turned),
+    **dict.fromkeys((aten.permute.default, aten.transpose.int), _transposed),
     aten.full.default: _zeros,
     **dict.fromkeys((aten.select_backward.default, aten.slice_backward.default), _padded),
     **dict.fromkeys((aten.select_scatter.default, aten.slice_scatter.default), _scattered),

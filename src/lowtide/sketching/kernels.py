@@ -157,7 +157,7 @@ def _levels(
     most: tl.constexpr,
     number: tl.constexpr,
 ):
-    """The levels of some rows of one group, whose scales are written down."""
+    """The levels of some rows of one group, whose scales are stored."""
     here = inside[:, None] & (column < group)[None]
     first = tl.program_id(1).to(tl.int64) * group
     at = x + row[:, None] * row_step + (first + column)[None] * column_step

@@ -69,7 +69,7 @@ def of_layers(marks: Sequence[Mark], layers: Collection[str]) -> list[Mark]:
 def ranked(marks: Sequence[Mark], seconds: Mapping[int, float]) -> list[tuple[str, ...]]:
     """Layers of which a sketch saves something, those first whose sketch is worth least.
 
-    Its worth is what computing the input again would cost, in `seconds` by storage, for its noise; of equal
+    Its worth is what recomputing the input would cost, in `seconds` by storage, for its noise; of equal
     ones, that of the last layers is least, since what those keep is used up soonest in the backward. Layers
     that have a mark in common are chosen together, and so are all calls of a layer.
     """

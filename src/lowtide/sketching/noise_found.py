@@ -2,7 +2,7 @@
 
 One forward and backward runs as it is. At every layer its input and its output gradient give the variance of
 the sketched weight gradient by the closed form of its kind, and beside it the variance that the gradient has
-anyway, as a sum over so many rows that were drawn at random. Their ratio is what to look at: at 1, the
+anyway, as a sum over rows that were drawn at random. Their ratio is what to look at: at 1, the
 gradient is as noisy as that of half the batch would be.
 """
 

@@ -147,7 +147,7 @@ def _relatives(node: fx.Node) -> list[fx.Node]:
 
 
 def _replace(graph: fx.Graph, node: fx.Node, by: fx.Node) -> None:
-    """Put one node in the place of another; what looks at it is derived again."""
+    """Put one node in the place of another; what looks at it is derived anew."""
     for user in list(node.users):
         user.replace_input_with(node, by)
         look_anew(user, node.meta["val"])

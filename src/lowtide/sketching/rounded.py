@@ -22,7 +22,7 @@ __all__ = ["Rounded"]
 
 _GROUP = 256
 _SLICE, _MOST_SLICES = 2**22, 8
-"""Large inputs are worked on in slices of at least so many numbers, in so many at most."""
+"""Large inputs are worked on in slices: the least numbers in one, and the most slices."""
 
 
 class Rounded(Kind):

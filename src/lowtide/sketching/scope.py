@@ -4,10 +4,10 @@ Query, key and value layers read one input, which plain PyTorch keeps once. So a
 memory that its input lies in and by how often that was written to. Neither the input nor the sketch is
 kept alive for this. While torch.compile traces the whole model, inputs are compared as they are traced.
 
-Whether a layer draws a seed must not depend on what happens to be alive: a checkpoint that runs a part of the
-model again puts the random state back, and dropout behind a layer must find it as it was. So a seed is
-drawn for each input of a `Frame`: one call of the model, or one run of a checkpointed part of it. Where no
-frame is known, every layer draws.
+Whether a layer draws a seed must not depend on what happens to be alive: a checkpoint that recomputes a part
+of the model puts the random state back, and dropout after a layer must find it as it was. So a seed is drawn
+for each input of a `Frame`: one call of the model, or one run of a checkpointed part of it. Where no frame is
+known, every layer draws.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Scope:
         self.traced = []
 
     def leave(self) -> None:
-        """The call is over. The mask stays, for a checkpoint that runs a part again in the backward."""
+        """The call is over. The mask stays, for a checkpoint that recomputes a part in the backward."""
         self.call = None
         self.trace = None
         self.traced = []

@@ -58,7 +58,7 @@ def sketch(
     the last dimension.
 
     With `max_noise` and a `batch` (a tuple of the model's arguments; `kwargs` and `loss` as in
-    `lowtide.noise`), layers whose noise would be more than so many times that of SGD itself get as large a
+    `lowtide.noise`), layers whose noise would be more than that multiple of SGD's own get as large a
     rate as they need, or are left as they are.
 
     Under `lowtide.cap` a layer keeps a sketch where the budget needs it and exact recomputation would take
@@ -117,7 +117,7 @@ def unsketch(model: M) -> M:
 def _quiet_enough(
     choices: dict[str, Choice], measure: Callable[[dict[str, Choice]], Noise]
 ) -> dict[str, Choice]:
-    """Choices that keep to the noise that was asked for; a layer that no rate serves is left out.
+    """Choices that keep to the noise that was asked for; a layer for which no rate is enough is left out.
 
     The rates that are needed follow from laws. That of strided sketches is a mean over orders of the rows, so
     what comes of them is measured, and they are raised until it fits the rows in the order that they have.

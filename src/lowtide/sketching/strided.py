@@ -21,7 +21,7 @@ from .operators import have_kernels, operator
 __all__ = ["Strided"]
 
 _MOST_BLOCKS = 16
-"""Rows are added in at most so many blocks: a graph stays short, and a product with signs stays small."""
+"""The most blocks in which rows are added: a graph stays short, and a product with signs stays small."""
 
 
 class Strided(Projection):

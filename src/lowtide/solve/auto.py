@@ -1,11 +1,12 @@
 """What users get: the fastest plan that is found under a budget.
 
-Problem: given a graph and a budget, choose what runs again and when, for the least extra time.
+Problem: given a graph and a budget, choose what is recomputed and when, for the least extra time: selective
+rematerialisation (selective activation checkpointing), value by value and on any graph.
 
 Method: a *ladder* of undominated plans that does not depend on the budget (see `search` for how it is
 found, and `ladder`). `auto` returns the fastest rung that fits. So a larger budget never gives a slower
 plan, what a budget of 0 reaches fits every budget above it, and the whole frontier costs no more than one
-plan. The ladders of the last few graphs are remembered: asking again with another budget takes no time.
+plan. The ladders of the last few graphs are remembered: asking with another budget takes no time.
 
 Limits: a local search. `bound.lower_bound` proves how far from the optimum it can be at most.
 """

@@ -1,4 +1,4 @@
-"""Segments of the forward that run again as a whole: what `sqrt_segments` and `lower_sets` have in common."""
+"""Segments of the forward that are recomputed as a whole: common to `sqrt_segments` and `lower_sets`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["backward_with_segments"]
 def backward_with_segments(
     graph: Graph, first: tuple[list[str], list[str]], dropped: dict[str, int]
 ) -> list[str]:
-    """The backward in which each segment runs again before something of it is first read.
+    """The backward in which each segment is recomputed before something of it is first read.
 
     `first` is the order of first runs, `dropped` the segment of each value that is not kept.
     """

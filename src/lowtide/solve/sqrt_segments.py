@@ -1,18 +1,18 @@
-"""Segments: the baseline that everyone cites.
+"""Segments: activation checkpointing as everyone cites it.
 
 Problem: spend about one more forward to hold O(√n) instead of O(n) activations.
 
 Method: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost" (2016). Cut the forward
 into segments. Keep what crosses a cut and drop what lies inside a segment; when the backward first needs
-something of a segment, run the segment's ops again in order. The last segment is kept whole: its backward
+something of a segment, recompute the segment's ops in order. The last segment is kept whole: its backward
 comes first. On a captured graph the paper's rule of thumb becomes a small search: several numbers of
 segments around √n, cut either by bytes written or by ops, each cut moved to where the fewest bytes cross it
-nearby; every candidate is scored by the simulator, after each drop has moved up to behind the last use.
+nearby; every candidate is scored by the simulator, once each drop has moved up to its value's last use.
 
 Complexity: O(candidates · (steps + reads + writes)), with at most `COUNTS` numbers of segments.
 
-Limits: one level of recomputation. Pinned ops are kept and never run again. Nothing that the backward list
-runs for the first time is run twice.
+Limits: one level of recomputation. What pinned ops write is kept and never recomputed. Nothing that the
+backward list runs for the first time is run twice.
 """
 
 from __future__ import annotations

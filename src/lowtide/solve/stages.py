@@ -1,14 +1,14 @@
 """The forward cut into stages, and the part of the backward that belongs to each: any graph as a chain.
 
-Problem: the methods for chains (`sequence`, `chain`, `rotor`) know stages one behind the other, each with a
+Problem: the methods for chains (`sequence`, `chain`, `rotor`) know stages one after the other, each with a
 forward and a backward. A captured joint graph has skips across stages and masks that all layers read.
 
 Method: cut the forward list where the fewest bytes cross: at every place whose crossing bytes are not above
 those of its neighbours. A value belongs to the last stage of the forward that uses it, and a run of the
 backward to the earliest stage among the values that it reads, never to a later stage than the run before it.
-A method for chains then says in which order stages run again (`("forward", i)`) and go backward
-(`("backward", i)`), and `order` turns that into runs; runs again that nothing reads are left out. What
-crosses a cut waits because it is read again, so skips and masks need no special care, only bytes.
+A method for chains then says in which order stages are recomputed (`("forward", i)`) and go backward
+(`("backward", i)`), and `order` turns that into runs; recomputations that nothing reads are left out. What
+crosses a cut waits because it is read later, so skips and masks need no special care, only bytes.
 
 Complexity: O(ops + reads + writes), and O(runs) for an order.
 
@@ -55,19 +55,19 @@ class Stages:
         first = [name for stage in self.forward for name in stage]
         backward: list[str] = []
         for verb, stage in actions:
-            backward += self.again[stage] if verb == "forward" else self.backward[stage]
+            backward += self.recomputable[stage] if verb == "forward" else self.backward[stage]
         return without_waste(self.graph, first, backward)
 
     @cached_property
-    def again(self) -> tuple[tuple[str, ...], ...]:
-        """The forward ops of each stage that may run again."""
+    def recomputable(self) -> tuple[tuple[str, ...], ...]:
+        """The forward ops of each stage that may be recomputed."""
         op = self.graph.op
         return tuple(tuple(n for n in stage if op[n].kind != "pinned") for stage in self.forward)
 
     @cached_property
     def forward_seconds(self) -> tuple[float, ...]:
-        """The seconds of running each stage again."""
-        return tuple(sum(self.graph.op[name].seconds for name in stage) for stage in self.again)
+        """The seconds of recomputing each stage."""
+        return tuple(sum(self.graph.op[name].seconds for name in stage) for stage in self.recomputable)
 
     @cached_property
     def backward_seconds(self) -> tuple[float, ...]:
@@ -83,9 +83,9 @@ class Stages:
         )
 
     @cached_property
-    def forward_room(self) -> tuple[int, ...]:
+    def forward_work(self) -> tuple[int, ...]:
         """The bytes that running each stage takes at most beside what crosses into it."""
-        return tuple(self._room(stage, self._leaving(stage)) for stage in self.forward)
+        return tuple(self._work(stage, self._leaving(stage)) for stage in self.forward)
 
     def _bytes(self, names: Iterable[str]) -> int:
         values = (self.graph.value[name] for name in names)
@@ -109,7 +109,7 @@ class Stages:
                 readers.setdefault(value, set()).add(op.name)
         return readers
 
-    def _room(self, names: Sequence[str], leaving: set[str]) -> int:
+    def _work(self, names: Sequence[str], leaving: set[str]) -> int:
         """The most bytes written by some ops that are there at once, their workspace included."""
         last = {value: name for name in names for value in self.graph.op[name].reads}
         written: set[str] = set()
@@ -170,6 +170,7 @@ def _thin(places: list[int], crossing: Sequence[int], most: int | None) -> list[
     """At most `most` - 1 of the cuts, evenly spread, each the cheapest of its neighbourhood."""
     if most is None or len(places) < most:
         return places
+    # most - 1 cuts make most stages: as many groups of neighbouring places, the cheapest of each.
     bounds = [len(places) * part // (most - 1) for part in range(most)] if most > 1 else [0]
     groups = [places[start:end] for start, end in pairwise(bounds)]
     return [min(group, key=lambda place: (crossing[place], place)) for group in groups if group]
@@ -188,6 +189,8 @@ def _split_backward(
     now = count - 1
     for name in backward:
         reads = (value for value in graph.op[name].reads if graph.value[value].droppable)
+        # Never later than the run before it: the stages of the backward then follow each other in program
+        # order.
         now = min((now, *(used[value] for value in reads if value in used)))
         stages[now].append(name)
     return tuple(map(tuple, stages))

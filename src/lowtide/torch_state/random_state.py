@@ -1,4 +1,4 @@
-"""Random ops that run again: their state is taken before the first run and put back for each later one."""
+"""Recomputed random ops: their state is saved before the first run and put back for each later one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = [
     "keep_state",
     "look_at_state",
     "put_state",
-    "run_again",
+    "recompute",
     "state_size",
     "take_state",
 ]
@@ -55,7 +55,7 @@ def put_state(state: torch.Tensor, device: str) -> None:
     generator_of(device).set_state(state)
 
 
-def run_again(state: torch.Tensor, device: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def recompute(state: torch.Tensor, device: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a random op from a saved state and leave the present state as it is."""
     generator = generator_of(device)
     present = generator.get_state()

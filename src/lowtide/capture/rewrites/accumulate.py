@@ -34,6 +34,8 @@ def _may_add(parameter: torch.Tensor, present: torch.Tensor, gradient: torch.Ten
         gradient.dtype,
         gradient.device,
     )
+    # Hooks, DDP's reducers and a gradient with a graph of its own must see the gradient itself: autograd adds
+    # it.
     hooked = held(parameter, "backward_hooks") or held(parameter, "accumulated_hooks")
     if not alike or hooked or in_process_group() or present.requires_grad or present.layout != torch.strided:
         return False
@@ -45,7 +47,7 @@ def _may_add(parameter: torch.Tensor, present: torch.Tensor, gradient: torch.Ten
 
 
 def insert(graph: fx.Graph, pairs: list[tuple[fx.Node, fx.Node]]) -> dict[fx.Node, fx.Node]:
-    """Put an `accumulate` behind each (parameter, gradient) and give the new node for each gradient."""
+    """Put an `accumulate` after each (parameter, gradient) and give the new node for each gradient."""
     added: dict[fx.Node, fx.Node] = {}
     for parameter, gradient in pairs:
         with graph.inserting_after(gradient):

@@ -6,7 +6,7 @@ backward is expected in, and the state that it comes in is compared with that on
 
 Eager casts a weight once in an autocast region, however often it is read: the gradients of all its readers
 are added up in the lower precision and cast back once. A trace casts it for every reader, and adds up in
-single precision. `cast_once` makes it eager's form again, bit for bit.
+single precision. `cast_once` brings eager's form back, bit for bit.
 
 A few operators are one kernel that calls matrix products inside. Under autocast these products are cast in
 eager; in a captured step they are called with autocast off, so `cast_inside` puts it back around them.
@@ -55,6 +55,7 @@ class Region:
 
 def mark_regions(graph: fx.Graph) -> None:
     """Leave at each node of Dynamo's graph which autocast it runs under; AOTAutograd hands the marks on."""
+    # Autocast may be on around the whole call, before Dynamo's graph begins.
     stack = [(0, dict(present_state()), torch.is_autocast_cache_enabled())]
     ambient, count = bool(stack[0][1]), 0
     for node in graph.nodes:
@@ -118,6 +119,7 @@ def _shared_casts(primal: fx.Node) -> Iterator[list[fx.Node]]:
         if user.target is not aten._to_copy.default or region is None or region.casts:
             continue
         dtype = user.meta["val"].dtype
+        # Only casts to the region's own dtype are kept by eager's cache.
         if region.caches and (primal.meta["val"].device.type, dtype) in region.state:
             found[region.number, dtype].append(user)
     return (casts for casts in found.values() if len(casts) > 1)

@@ -2,7 +2,7 @@
 
 The traced graph holds a functional BatchNorm that returns new running statistics, which are copied into the
 buffers at the end; on a GPU it does not use cuDNN and was seen to cost ResNet-50 19 % of its step. Here it
-becomes the operator that eager would pick. When the op runs again, it runs without statistics: they are
+becomes the operator that eager would pick. When the op is recomputed, it runs without statistics: they are
 updated exactly once per step, and its other outputs do not depend on them.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["AGAIN", "UPDATES_STATISTICS", "args_again", "fuse"]
+__all__ = ["RECOMPUTED_BY", "UPDATES_STATISTICS", "fuse", "recomputed_args"]
 
 aten = torch.ops.aten
 
@@ -27,7 +27,9 @@ def batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: fl
     return aten._native_batch_norm_legit.default(x, weight, bias, mean, var, True, momentum, eps)
 
 
-def batch_norm_again(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Any:
+def batch_norm_recomputed(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
+) -> Any:
     """The same outputs, bit for bit, without touching the statistics."""
     return aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
 
@@ -37,7 +39,7 @@ def cudnn_batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, moment
     return aten.cudnn_batch_norm.default(x, weight, bias, mean, var, True, momentum, eps)
 
 
-def cudnn_batch_norm_again(
+def cudnn_batch_norm_recomputed(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
 ) -> Any:
     """The same outputs without touching the statistics."""
@@ -53,18 +55,18 @@ def cudnn_batch_norm_backward(
     )
 
 
-AGAIN: dict[Callable[..., Any], Callable[..., Any]] = {
-    batch_norm: batch_norm_again,
-    cudnn_batch_norm: cudnn_batch_norm_again,
+RECOMPUTED_BY: dict[Callable[..., Any], Callable[..., Any]] = {
+    batch_norm: batch_norm_recomputed,
+    cudnn_batch_norm: cudnn_batch_norm_recomputed,
 }
-"""What runs when an op runs again, for the ops where that is not the op itself."""
+"""What runs when an op is recomputed, for the ops where that is not the op itself."""
 
-UPDATES_STATISTICS = frozenset(AGAIN)
+UPDATES_STATISTICS = frozenset(RECOMPUTED_BY)
 
 
-def args_again(node: fx.Node) -> tuple[Any, ...]:
-    """The arguments of an op that runs again: without statistics, which another call may have updated."""
-    if node.target not in AGAIN:
+def recomputed_args(node: fx.Node) -> tuple[Any, ...]:
+    """The arguments of an op that is recomputed: without statistics, which another call may have updated."""
+    if node.target not in RECOMPUTED_BY:
         return node.args
     x, weight, bias, _, _, momentum, eps = node.args
     return x, weight, bias, None, None, momentum, eps
@@ -96,6 +98,7 @@ def _copies(node: fx.Node) -> list[fx.Node] | None:
             for user in buffer.users
         ):
             return None
+        # New statistics that the step also returns or computes with are real values: then nothing is fused.
         for user in items[index].users if index in items else ():
             if user.target is aten.copy_.default and user.args == (buffer, items[index]):
                 copies.append(user)

@@ -36,7 +36,7 @@ def keep_mutated_inputs(graph: fx.Graph, primals: Sequence[fx.Node], tangents: S
     """Clone an input before the forward overwrites it, where its old value may be needed afterwards.
 
     The backward must read the clone; forward readers do when it is small beside what they make, so that
-    they may run again. Other readers of an overwritten input run once.
+    they may be recomputed. Other readers of an overwritten input run once.
     """
     backward = depends_on(graph, tangents)
     mutated = {node.args[0] for node in mutations(graph)}
@@ -52,6 +52,7 @@ def keep_mutated_inputs(graph: fx.Graph, primals: Sequence[fx.Node], tangents: S
         with primal.meta["val"].fake_mode:
             kept.meta["val"] = torch.empty_like(primal.meta["val"])
         for reader in readers:
+            # The writes go on to the input itself, as the user expects.
             reader.replace_input_with(primal, kept)
             look_anew(reader, primal.meta["val"])
 
@@ -67,11 +68,12 @@ def _all_readers(node: fx.Node) -> Iterator[fx.Node]:
 
 def _is_small(primal: fx.Node, readers: Sequence[fx.Node]) -> bool:
     made = sum(t.numel() * t.element_size() for reader in readers for t in tensors_of(reader))
+    # Chosen: a clone of a quarter of what it lets recompute is cheap (a counter, a running mean).
     return bool(made > 4 * primal.meta["val"].numel() * primal.meta["val"].element_size())
 
 
 def look_anew(node: fx.Node, old: torch.Tensor) -> None:
-    """Derive the fake tensors of a view again, and of views of it, after what it looks at was replaced."""
+    """Derive the fake tensors of a view anew, and of views of it, after what it looks at was replaced."""
     if node.op != "call_function" or all(storage_of(t) != storage_of(old) for t in tensors_of(node)):
         return
     _derive(node, old)
@@ -219,6 +221,7 @@ def stack_selected(graph: fx.Graph) -> None:
     two sums; eager unbinds and stacks.
     """
     for node in reversed(list(graph.nodes)):
+        # From the end, so that of a tree of sums the root is met first and replaced as a whole.
         if not _is_sum(node) or any(map(_is_sum, node.users)) or not node.meta["val"].is_contiguous():
             continue
         parts = _parts(_summands(node) or [])
@@ -310,6 +313,7 @@ def _rest_of_sum(node: fx.Node, gone: set[fx.Node]) -> fx.Node | None:
     if len(rest) != 1 or not isinstance(rest[0], fx.Node):
         return None
     whole, part = node.meta["val"], rest[0].meta["val"]
+    # A sum that broadcasts, or gives other strides, is more than its one summand.
     alike = (whole.shape, whole.dtype, whole.stride()) == (part.shape, part.dtype, part.stride())
     return rest[0] if alike else None
 
@@ -335,5 +339,6 @@ def remove_dead(graph: fx.Graph, *, compiled: bool = False) -> None:
     for node in reversed(list(graph.nodes)):
         if node.op not in ("call_function", "get_attr") or node.users or has_effect(node):
             continue
+        # In eager a draw that nobody reads still moves the generator on, and with it every later mask.
         if compiled or not is_idle_draw(node):
             graph.erase_node(node)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...torch_state.random_state import run_again
+from ...torch_state.random_state import recompute
 
 __all__ = ["RANDOM", "as_in_eager"]
 
@@ -29,13 +29,13 @@ def dropout(x: Any, p: float) -> tuple[torch.Tensor, torch.Tensor]:
     return aten.mul.Tensor(x, noise), noise
 
 
-def dropout_again(state: torch.Tensor, device: str, x: Any, p: float) -> Any:
+def dropout_recomputed(state: torch.Tensor, device: str, x: Any, p: float) -> Any:
     """The same output and noise, from the saved random state."""
-    return run_again(state, device, dropout, x, p)
+    return recompute(state, device, dropout, x, p)
 
 
-RANDOM: dict[Callable[..., Any], Callable[..., Any]] = {dropout: dropout_again}
-"""Functions that draw random numbers, and what runs in their place when they run again."""
+RANDOM: dict[Callable[..., Any], Callable[..., Any]] = {dropout: dropout_recomputed}
+"""Functions that draw random numbers, and what runs in their place when they are recomputed."""
 
 
 def as_in_eager(graph: fx.Graph) -> None:
@@ -44,6 +44,7 @@ def as_in_eager(graph: fx.Graph) -> None:
         x: Any = node.args[0]
         value = x.meta["val"]
         train, p = node.args[2], node.args[1]
+        # Elsewhere both forms round alike; with a rate of 0 or 1 nothing is drawn.
         if value.device.type == "cpu" and value.dtype in _HALF and train and 0 < p < 1:  # type: ignore[operator]
             _replace(graph, node, x, p)
 

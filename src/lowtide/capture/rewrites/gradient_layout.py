@@ -27,6 +27,8 @@ def laid_out(gradient: torch.Tensor, shape: list[int], stride: list[int]) -> tor
 def lay_out(graph: fx.Graph, primals: list[fx.Node], results: list[Any], leaves: frozenset[int]) -> list[Any]:
     """The gradients, with a copy where autograd would copy before it keeps one."""
     storages: Counter[int] = Counter(_storage(node) for node in results if isinstance(node, fx.Node))
+    # A gradient that is an input itself (the derivative of a sum is its tangent, expanded) is somebody's
+    # already.
     storages.update(_storage(node) for node in graph.find_nodes(op="placeholder"))
     out = list(results)
     for index in sorted(leaves):

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from ..._torch import held
-from ...torch_state.random_state import run_again
+from ...torch_state.random_state import recompute
 from ..fx_nodes import storage_of, tensors_of, traced_in_backward
 from .dropout import RANDOM
 
@@ -70,12 +70,12 @@ def bernoulli(x: torch.Tensor, p: float, *, generator: Any = None) -> torch.Tens
     return aten.bernoulli_.float(made, p, generator=generator)  # type: ignore[no-any-return]
 
 
-def bernoulli_again(state: torch.Tensor, device: str, x: Any, p: float, *, generator: Any = None) -> Any:
+def bernoulli_recomputed(state: torch.Tensor, device: str, x: Any, p: float, *, generator: Any = None) -> Any:
     """The same zeros and ones, from the saved random state."""
-    return run_again(state, device, bernoulli, x, p, generator=generator)
+    return recompute(state, device, bernoulli, x, p, generator=generator)
 
 
-RANDOM[bernoulli] = bernoulli_again
+RANDOM[bernoulli] = bernoulli_recomputed
 
 
 def dropped(x: torch.Tensor, p: float, train: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,6 +87,8 @@ def in_order_of_memory(graph: fx.Graph) -> None:
     """Let what tracing draws in another order, or draws for nothing, be as eager has it."""
     changed: set[fx.Node] = set()
     for node in graph.nodes:
+        # The functional op draws in the order of the result, which is contiguous; eager's draws along the
+        # strides.
         if node.target is aten.bernoulli.p and not node.args[0].meta["val"].is_contiguous():
             node.target = bernoulli
             changed.add(node)

@@ -44,13 +44,15 @@ class _Settling:
         for node in list(self.graph.nodes):
             if node.op != "call_function":
                 continue
+            # First what follows from new inputs, then what the kernel says of these: it is asked by its
+            # inputs' strides.
             if any(parent in self.changed for parent in node.all_input_nodes):
                 self.follow(node)
             if not is_item(node):
                 self.correct(node)
 
     def follow(self, node: fx.Node) -> None:
-        """Derive a node's fake tensors again after those that it reads were replaced."""
+        """Derive a node's fake tensors anew after those that it reads were replaced."""
         source = node.args[0] if node.args else None
         if is_item(node):
             self.put(node, source.meta["val"][node.args[1]])  # type: ignore[union-attr,index]

@@ -45,6 +45,8 @@ def _sums_with(source: fx.Node) -> list[dict[int, fx.Node]]:
         pair = _summands(total)
         if pair is not None and pair[1].source is source and _goes_on(total):
             one, other = pair
+            # Same offset between the two: only then are neighbouring slices of one also neighbours in the
+            # other.
             found.setdefault((one.source, one.dim, other.start - one.start), {})[one.start] = total
     return list(found.values())
 

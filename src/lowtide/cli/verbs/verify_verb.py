@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ...console.progress import waiting
-from ...entry.user_step import Step, found_step, make_step, users_code
+from ...entry.user_step import UserStep, found_step, make_step, users_code
 from ...errors import LowtideError
 from ...evidence.verification import Verification, verify
 from ...measuring.trial import modules_of
@@ -27,7 +27,7 @@ def run(chosen: argparse.Namespace) -> Answer:
     return Answer(json_format.dump(_plain(found)) if chosen.json else str(found), found.ok)
 
 
-def _check_runs(step: Step) -> None:
+def _check_runs(step: UserStep) -> None:
     tensors = [tensor for _, module in modules_of(step.model) for tensor in module.parameters()]
     if any(tensor.is_meta for tensor in tensors):
         raise LowtideError(

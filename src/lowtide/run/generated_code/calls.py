@@ -21,7 +21,7 @@ def extent(size: Shape, stride: Shape) -> int:
 
 
 def elements(tensor: torch.Tensor) -> int:
-    """How many elements a tensor's storage has room for."""
+    """How many elements fit into a tensor's storage."""
     return tensor.untyped_storage().nbytes() // tensor.element_size()
 
 

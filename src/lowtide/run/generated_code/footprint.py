@@ -3,7 +3,7 @@
 Inductor writes a Python function for each graph it compiles: which buffers are allocated, what is launched,
 what is deleted. That text fixes the graph's memory before it has run once. Reading it is running it on
 tensors without data: every line is taken from its syntax tree, an allocation becomes a tensor on the "meta"
-device, an alias or a view becomes one of that tensor, and `del` deletes; a kernel is only written down, and
+device, an alias or a view becomes one of that tensor, and `del` deletes; a kernel is only noted, and
 an operator that returns new tensors is run on the "meta" tensors for the sizes of its results. When a storage
 is freed is then Python's own answer, the one that the compiled graph gets.
 

@@ -46,6 +46,7 @@ class Ledger:
     def enter(self, tensor: torch.Tensor, size: int) -> None:
         self.known[storage_of(tensor)] = Handed(self.count, size)
         self.count += 1
+        # The storage's own life is the count: no need to follow views, aliases and reuse by hand.
         weakref.finalize(tensor.untyped_storage(), self.leave, storage_of(tensor))
 
     def leave(self, key: int) -> None:

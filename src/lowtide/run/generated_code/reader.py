@@ -52,6 +52,7 @@ class Reader:
         self.ledger = ledger
         self.device = device
         self.moments: list[Moment] = []
+        # With graph partitions the functions are methods of a class `Runner`, else they are at the top.
         bodies = [tree.body, *(runner.body for runner in _of(ast.ClassDef, tree.body))]
         self.functions = {
             function.name: function for body in bodies for function in _of(ast.FunctionDef, body)
@@ -72,6 +73,7 @@ class Reader:
     def run(self, function: str, arguments: list[Any]) -> Any:
         body = self.functions[function]
         names = {body.args.args[-1].arg: arguments}
+        # A generator, so that nothing after the return is followed.
         return next(self.returns(body.body, names), ())
 
     # ---- statements
@@ -102,6 +104,8 @@ class Reader:
                 self.bind(target, self.value(value, names), names)
             case ast.Delete(targets=targets):
                 for name in _of(ast.Name, targets):
+                    # The storage goes when its last name does, as in the real run: the ledger watches by weak
+                    # references.
                     del names[name.id]
             case ast.Expr(value=ast.Call() as call):
                 self.launch(call, names)
@@ -202,6 +206,7 @@ class Reader:
         assert isinstance(call.func, ast.Attribute)
         arguments, words = self.arguments(call, names)
         result: torch.Tensor = getattr(tensor, call.func.attr)(*arguments, **words)
+        # A view has a known storage; only a new one (a sum, a cast) is an allocation.
         if storage_of(result) not in self.ledger.known:
             self.ledger.allocate(result)
             self.note(call.func.attr, shapes_of([result]))
@@ -290,6 +295,7 @@ class Reader:
                 size = handed.bytes if isinstance(handed, Handed) else handed
                 sizes[storage_of(tensor)] = max(size, sizes[storage_of(tensor)])
         for place, tensor in enumerate(examples):
+            # Storages of inputs are numbered by their places, so that an output that is an input can be told.
             self.ledger.count = place
             if isinstance(tensor, torch.Tensor) and storage_of(tensor) not in self.ledger.known:
                 self.ledger.enter(tensor, sizes[storage_of(tensor)])

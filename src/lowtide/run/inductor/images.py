@@ -1,7 +1,7 @@
 """Images that a compiled forward hands to its backward: channels last, as its convolutions hold them.
 
-Where Inductor turns the layouts of convolutions, it turns what stands before the last of them. What stands
-behind (the last normalisation, an activation) it hands over with the channels first, unless the graph says
+Where Inductor makes convolutions channels-last, it does so up to the last of them. What comes after (the last
+normalisation, an activation) it hands over with the channels first, unless the graph says
 otherwise; the backward would begin with a transposed gradient, which the first convolution copies.
 """
 
@@ -16,12 +16,12 @@ from ...capture.op_classes import fusing, type_of
 from ...capture.realize import image_in_memory, in_memory
 from ...devices.table import Device
 
-__all__ = ["hand_over_channels_last", "turns_layouts"]
+__all__ = ["hand_over_channels_last", "prefers_channels_last"]
 
 aten = torch.ops.aten
 
 
-def turns_layouts(module: fx.GraphModule, target: Device | None = None) -> bool:
+def prefers_channels_last(module: fx.GraphModule, target: Device | None = None) -> bool:
     """Whether Inductor will hold images with their channels last, as convolutions like them.
 
     On a CPU its library always likes them so; that says nothing of another device to plan for.
@@ -33,16 +33,16 @@ def turns_layouts(module: fx.GraphModule, target: Device | None = None) -> bool:
 
 def hand_over_channels_last(forward: fx.GraphModule, outputs: int) -> None:
     """Say so of the images that are saved; the first `outputs` results are the user's own."""
-    if not turns_layouts(forward):
+    if not prefers_channels_last(forward):
         return
     (output,) = forward.graph.find_nodes(op="output")
-    images = _behind_convolutions(forward.graph)
+    images = _after_convolutions(forward.graph)
     for node in output.args[0][outputs:]:  # type: ignore[index]
         if node in images and node.target is in_memory():
             node.target = image_in_memory()
 
 
-def _behind_convolutions(graph: fx.Graph) -> set[fx.Node]:
+def _after_convolutions(graph: fx.Graph) -> set[fx.Node]:
     """Convolutions, and what loops compute of them that is an image still."""
     found: set[fx.Node] = set()
     for node in graph.nodes:

@@ -1,6 +1,6 @@
 """The peak of a compiled step, from what the texts of its two graphs hold in memory.
 
-The forward starts beside what is given: parameters, inputs, whatever else is on the device. The backward
+The forward starts beside what is there: parameters, inputs, whatever else is on the device. The backward
 starts beside what the forward left and the tangents, and frees what was saved as it goes. What a library
 function takes for itself while it runs is not in the text: it is known from the prices of the ops.
 """
@@ -43,21 +43,24 @@ def step_peak(
     """
     graph = lifted.graph
 
-    def booked(size: int) -> int:
+    def as_allocated(size: int) -> int:
         return rounded(size, device)
 
     kind = device.type
     start = graph.fixed_bytes + graph.given_bytes
-    first = footprint(forward, rounded=booked, device=kind)
-    coming = [_Tangent.of(node, lifted, booked) if node in expected else _Tangent(0, 0) for node in tangents]
-    given = [*_saved(first, outputs), *(tangent.freed for tangent in coming)]
-    second = footprint(backward, inputs=given, rounded=booked, device=kind)
+    # The texts, not the plan: Inductor may fuse and copy otherwise than was planned.
+    first = footprint(forward, rounded=as_allocated, device=kind)
+    coming = [
+        _Tangent.of(node, lifted, as_allocated) if node in expected else _Tangent(0, 0) for node in tangents
+    ]
+    inputs = [*_saved(first, outputs), *(tangent.freed for tangent in coming)]
+    second = footprint(backward, inputs=inputs, rounded=as_allocated, device=kind)
     workspace = _Workspace(lifted, device)
-    behind = start + first.left + sum(tangent.bytes for tangent in coming)
+    after = start + first.left + sum(tangent.bytes for tangent in coming)
     return max(
         start + _peak(first, workspace),
-        behind + graph.boundary,
-        behind + _peak(second, workspace),
+        after + graph.boundary,
+        after + _peak(second, workspace),
     )
 
 
@@ -68,14 +71,15 @@ class _Tangent(NamedTuple):
     freed: int
 
     @classmethod
-    def of(cls, node: fx.Node, lifted: Lifted, booked: Callable[[int], int]) -> _Tangent:
+    def of(cls, node: fx.Node, lifted: Lifted, as_allocated: Callable[[int], int]) -> _Tangent:
         tensor = node.meta["val"]
-        size = booked(tensor.numel() * tensor.element_size())
+        size = as_allocated(tensor.numel() * tensor.element_size())
         return cls(size, size if lifted.graph.value[lifted.value_of[node]].droppable else 0)
 
 
 def _saved(forward: Footprint, outputs: int) -> list[int | Handed]:
     """What the forward hands to the backward: nothing is freed of what the caller holds."""
+    # By storage, since a saved tensor may be a view of a result that the caller holds.
     theirs = {item.storage for item in forward.outputs[:outputs] if item is not None}
     kept: list[int | Handed] = []
     for item in forward.outputs[outputs:]:
@@ -110,6 +114,8 @@ class _Workspace:
         nodes = self.convolutions.get(key)
         if self.weigh is None or not nodes:
             return self.known.get(key, 0)
+        # Results of equal shape can come from other inputs; where none is alike, the largest is on the safe
+        # side.
         alike = [node for node in nodes if _image_and_weight(node) == moment.inputs[:2]]
         return max(self.weigh(node, channels_last=moment.channels_last) for node in alike or nodes)
 

@@ -18,7 +18,9 @@ from ..._torch import private, scheduler_pass
 
 __all__ = ["Fusions", "PlannedOrder"]
 
-_SMALL = 64  # what is so many times smaller than the largest buffer may move
+_SMALL = 64
+"""What is this many times smaller than the largest buffer may move. Chosen, as in `fusion/fused_graph.py`:
+what the plan does not realize there is not held to its place here. Not varied by itself."""
 
 
 class Fusions(private("InductorChoices")):  # type: ignore[misc]
@@ -35,6 +37,7 @@ def stand_together(scheduler: Any, node1: Any, node2: Any) -> bool:
     windows, small = _windows(scheduler)
     parts = [*node1.get_nodes(), *node2.get_nodes()]
     places = {windows[part.min_order] for part in parts if _written(part) > small}
+    # Large parts of two windows never fuse; where all are small it does not matter where they run.
     if len(places) != 1:
         return not places
     (place,) = places
@@ -61,6 +64,7 @@ def _windows(scheduler: Any) -> tuple[dict[int, int], int]:
 
     Copies into one concatenation are a single node of the scheduler; their places are those of its parts.
     """
+    # Asked for every pair that could fuse, so it is kept on the scheduler, which lives for one graph.
     known: tuple[dict[int, int], int] | None = getattr(scheduler, "_lowtide_windows", None)
     if known is None:
         parts = sorted(
@@ -108,6 +112,7 @@ class PlannedOrder(scheduler_pass()):  # type: ignore[misc]
         for index, needed in enumerate(needs):
             for other in needed:
                 readers[other].append(index)
+        # A topological order (Kahn's), of the ready nodes always the one that the plan has first.
         ready = [(place[index], index) for index, count in enumerate(waiting) if not count]
         heapq.heapify(ready)
         order: list[Any] = []
@@ -121,6 +126,7 @@ class PlannedOrder(scheduler_pass()):  # type: ignore[misc]
         return order
 
     def uuid(self) -> Any:
+        # Part of Inductor's cache key: to be counted up whenever the order changes, or old code is used.
         return "lowtide scheduler order 3"
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._torch import generated_code, private, written_down_where_asked
+from ..._torch import generated_code, private, realized_where_asked
 from ...capture.joint_graph import aot_settings
 from ...console.log import log
 from ...errors import BudgetTooSmall
@@ -236,14 +236,14 @@ class _Attempt:
                 self.stop_if_over()
 
         choices = private("inductor_now").set_choices_handler(Fusions())
-        with choices, generated_code(look), written_down_where_asked():
+        with choices, generated_code(look), realized_where_asked():
             compiled = private("compile_fx_inner")(module, inputs, **facts)
         if not backward:
             return compiled
         assert self.stage is not None
         captured = self.stage.captured
         tangents = [node.meta["val"] for node in captured.trace.tangents]
-        return CompiledBackward(compiled, captured.expected, tangents).boxed(behind=self.first_step.look)
+        return CompiledBackward(compiled, captured.expected, tangents).boxed(after=self.first_step.look)
 
     def stop_if_over(self) -> None:
         self.result = self.plan()

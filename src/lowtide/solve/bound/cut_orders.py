@@ -1,12 +1,13 @@
 """Plans from the smallest cuts behind the bound: what to save across the end of the forward.
 
-Problem: which values should wait across the end of the forward, if what is not saved runs again when needed?
+Problem: which values should wait across the end of the forward, if what is not saved is recomputed when
+needed?
 
-Method: at each price per byte the smallest cut of the moment (see `method`) says which ops run again, for
-the least seconds plus price times bytes. The prices where the answer changes are found by halving the
-interval between two known cuts where their lines cross. Each op that runs again does so right before the
-first run that reads it. This is what the min-cut partitioner of torch.compile solves at one price, here at
-all of them and judged by its peak.
+Method: at each price per byte the smallest cut of the moment (see `method`) says which ops are recomputed,
+for the least seconds plus price times bytes. The prices where the answer changes are found by halving the
+interval between two known cuts where their lines cross. Each op is recomputed right before the first run that
+reads it. This is what the min-cut partitioner of torch.compile solves at one price, here at all of them and
+judged by its peak.
 
 Complexity: one smallest cut per plan, at most `CUTS` of them.
 
@@ -19,9 +20,9 @@ from collections.abc import Iterator
 
 from ...plans.graph import Graph
 from ...plans.order import first_order, just_in_time, without_waste
-from .method import Choice
+from .method import CutNetwork
 from .mincut import Cut
-from .moments import Step, moments
+from .moments import RequiredOps, moments
 
 __all__ = ["cut_orders"]
 
@@ -29,33 +30,33 @@ CUTS = 32
 
 
 def cut_orders(graph: Graph) -> Iterator[tuple[list[str], list[str]]]:
-    """The orders of runs of the smallest cuts, without repetition, from few runs again to many."""
-    step = Step(graph)
+    """The orders of runs of the smallest cuts, without repetition, from few recomputations to many."""
+    step = RequiredOps(graph)
     if not step.once:
         return
-    choice = Choice(step, next(moments(step)))
+    network = CutNetwork(step, next(moments(step)))
     forward, backward = first_order(graph)
     seen: set[tuple[str, ...]] = {()}
-    for cut in _cuts(choice):
-        again = tuple(choice.runs_again(cut))
+    for cut in _cuts(network):
+        again = tuple(network.recomputed(cut))
         if again not in seen:
             seen.add(again)
             yield without_waste(graph, forward, just_in_time(graph, backward, again))
 
 
-def _cuts(choice: Choice) -> list[Cut]:
+def _cuts(network: CutNetwork) -> list[Cut]:
     """The smallest cuts at rising prices per byte, found where the lines of known cuts cross."""
-    dear = sum(choice.seconds) + 1
-    many = choice.solve(dear)
+    dear = sum(network.seconds) + 1
+    many = network.solve(dear)
     cuts = {dear: many}
-    todo = [(choice.line(choice.solve(1)), choice.line(many))]
+    todo = [(network.line(network.solve(1)), network.line(many))]
     while todo and len(cuts) < CUTS:
         low, high = todo.pop(0)
         if low is None or high is None or low.bytes <= high.bytes:
             continue
         price = (high.seconds - low.seconds) // (low.bytes - high.bytes)
-        cut = choice.solve(price)
-        middle = choice.line(cut)
+        cut = network.solve(price)
+        middle = network.line(cut)
         if middle is None or middle.at(price) >= min(low.at(price), high.at(price)):
             continue
         cuts[price] = cut

@@ -15,9 +15,10 @@ that run after the moment, P those that ran before it. Of any schedule it is tru
 - an op in both A and P runs twice: its seconds come on top of running all once. No pinned op is in both.
 
 The least such extra over all (S, A, P) is therefore a lower bound. Without the budget's row it is a smallest
-cut (see `mincut`); with the row it is hard, so the row goes into the objective with a price λ ≥ 0 per byte:
+cut (see `mincut`); with the row it is hard, so the row goes into the objective with a price λ ≥ 0 per byte
+(Lagrangian relaxation):
 
-    extra ≥ max over λ of  min over (S, A, P) of  seconds(A ∩ P) + λ (bytes(S, A, P) - room)
+    extra ≥ max over λ of  min over (S, A, P) of  seconds(A ∩ P) + λ (bytes(S, A, P) - limit)
 
 which is valid for every λ. The maximum over λ is found by cutting planes: each cut is a line in λ, the next
 λ is where the best line with too many bytes meets the best line that fits. If even the cut with the fewest
@@ -28,9 +29,9 @@ seconds rounded down.
 Complexity: about eight cuts per moment, each some ten rounds of O(ops + reads). A cut that takes more than
 `ROUNDS` of them is stopped, which leaves a valid but smaller bound.
 
-Limits: one moment at a time, so it sees what runs again once, not what must run again several times; it
-is close where half of the memory is asked for and weak near the smallest peak. Proven up to the rounding of
-adding up floating-point seconds.
+Limits: one moment at a time, so it sees what is recomputed once, not what must be recomputed several times;
+it is close where half of the memory is asked for and weak near the smallest peak. Proven up to the rounding
+of adding up floating-point seconds.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ from dataclasses import dataclass
 
 from ...plans.graph import Graph
 from .mincut import SINK, SOURCE, Cut, Network
-from .moments import UNITS, Moment, Step, moments
+from .moments import UNITS, Moment, RequiredOps, moments
 
-__all__ = ["Choice", "Line", "lower_bound"]
+__all__ = ["CutNetwork", "Line", "lower_bound"]
 
 ROUNDS = 4_000_000
 """Arcs that one cut may look at, over all of its rounds."""
@@ -50,12 +51,12 @@ ROUNDS = 4_000_000
 
 def lower_bound(graph: Graph, budget: int) -> float:
     """Seconds that no schedule under the budget can beat; infinity when it is proven that none fits."""
-    step = Step(graph)
+    step = RequiredOps(graph)
     if step.least_bytes() > budget:
         return math.inf
     extra = 0
     for moment in moments(step):
-        found = _extra(Choice(step, moment), budget, extra)
+        found = _extra(CutNetwork(step, moment), budget, extra)
         if found is None:
             return math.inf
         extra = found
@@ -64,7 +65,7 @@ def lower_bound(graph: Graph, budget: int) -> float:
 
 @dataclass(frozen=True)
 class Line:
-    """What one choice of (S, A, P) costs: seconds run again, and bytes at the moment."""
+    """What one choice of (S, A, P) costs: seconds of recomputation, and bytes at the moment."""
 
     seconds: int
     bytes: int
@@ -73,32 +74,35 @@ class Line:
         return self.seconds + price * self.bytes
 
 
-def _extra(choice: Choice, budget: int, known: int) -> int | None:
-    """Units of time that must be spent again, known before or because of a moment; None if nothing fits."""
-    room = budget - choice.size
-    everything_again = Line(sum(choice.seconds), 0)
-    fewest = choice.cut(everything_again.seconds + 1)[0] or everything_again
-    if fewest.bytes > room:
+def _extra(network: CutNetwork, budget: int, known: int) -> int | None:
+    """Units of recomputation that must be, known before or because of a moment; None if nothing fits."""
+    limit = budget - network.size
+    everything_recomputed = Line(sum(network.seconds), 0)
+    # At this price a byte costs more than recomputing everything, so the cut has the fewest bytes there are.
+    fewest = network.cut(everything_recomputed.seconds + 1)[0] or everything_recomputed
+    if fewest.bytes > limit:
         return None
-    most, flow = choice.cut(1)
-    best = max(flow - room, known)
-    while most is not None and most.bytes > room and most.seconds < fewest.seconds:
+    most, flow = network.cut(1)
+    best = max(flow - limit, known)
+    while most is not None and most.bytes > limit and most.seconds < fewest.seconds:
+        # A whole number: capacities stay exact, and any price gives a valid bound.
         price = (fewest.seconds - most.seconds) // (most.bytes - fewest.bytes)
         # Both lines are above what any price gives, so where they meet is the most that can still be found.
-        if most.at(price) + (most.bytes - room) - price * room <= best:
+        if most.at(price) + (most.bytes - limit) - price * limit <= best:
             break
-        line, flow = choice.cut(price)
-        best = max(best, flow - price * room)
+        line, flow = network.cut(price)
+        best = max(best, flow - price * limit)
+        # No line below the two: their meeting is the maximum of the dual.
         if line is None or flow >= min(most.at(price), fewest.at(price)):
             break
-        if line.bytes > room:
+        if line.bytes > limit:
             most = line
         else:
             fewest = line
     return best
 
 
-class Choice:
+class CutNetwork:
     """The network of a moment, in which every cut is a choice of (S, A, P).
 
     Each op has two nodes: near the source means "runs after the moment" for the one and "did not run before
@@ -107,13 +111,13 @@ class Choice:
     capacity; `size` is the bytes that are there whatever is chosen.
     """
 
-    def __init__(self, step: Step, moment: Moment) -> None:
+    def __init__(self, step: RequiredOps, moment: Moment) -> None:
         self.step, self.moment = step, moment
         self.size = moment.size
         self.nodes = 2
         self.arcs: dict[tuple[int, int], list[int]] = {}
         self.endless: set[tuple[int, int]] = set()
-        self.again = [SOURCE if after else self.new() for after in moment.after]
+        self.runs_after = [SOURCE if after else self.new() for after in moment.after]
         self.missed = [
             SINK if before else SOURCE if after else self.new()
             for before, after in zip(moment.before, moment.after, strict=True)
@@ -140,13 +144,15 @@ class Choice:
     def add_ops(self) -> None:
         writer = self.step.writer
         for index, op in enumerate(self.step.ops):
-            again, missed = self.again[index], self.missed[index]
+            again, missed = self.runs_after[index], self.missed[index]
             if again == SOURCE:
                 continue
             self.arc(again, missed, seconds=self.step.units[index], size=op.state)
+            # It may not run on both sides: crossing this arc costs without end.
             if op.kind == "pinned":
                 self.force(again, missed)
             self.arc(SOURCE, missed, size=self.step.held_bytes(op))
+            # Not run before means that it runs after: every op of the step runs at some time.
             self.force(missed, again)
             for name in op.reads:
                 if name in writer:
@@ -157,16 +163,17 @@ class Choice:
         readers: dict[str, set[int]] = {}
         for index, op in enumerate(self.step.ops):
             for name in op.reads:
-                readers.setdefault(name, set()).add(self.again[index])
+                readers.setdefault(name, set()).add(self.runs_after[index])
         for name, tails in readers.items():
             value = self.step.graph.value[name]
             if value.droppable and name not in self.moment.there and name not in self.moment.settled:
                 writer = self.step.writer.get(name)
-                self.add_value(value.bytes, tails, SINK if writer is None else self.again[writer])
+                self.add_value(value.bytes, tails, SINK if writer is None else self.runs_after[writer])
 
     def add_value(self, size: int, tails: set[int], writer: int) -> None:
         if writer == SOURCE:
             return
+        # One reader, or a certain one, needs no node in between.
         if SOURCE in tails or len(tails) == 1:
             self.arc(SOURCE if SOURCE in tails else min(tails), writer, size=size)
             return
@@ -219,7 +226,7 @@ class Choice:
         crossing = [arc for arc, (tail, head) in enumerate(pairs) if near[tail] and not near[head]]
         return Line(sum(self.seconds[a] for a in crossing), sum(self.bytes[a] for a in crossing))
 
-    def runs_again(self, cut: Cut) -> list[str]:
+    def recomputed(self, cut: Cut) -> list[str]:
         """The ops that run both before and after the moment."""
         near = cut.near
         if near is None:
@@ -228,5 +235,5 @@ class Choice:
         def is_near(node: int) -> bool:
             return node == SOURCE or (node != SINK and node in self.number and near[self.number[node]])
 
-        nodes = zip(self.step.ops, self.again, self.missed, strict=True)
+        nodes = zip(self.step.ops, self.runs_after, self.missed, strict=True)
         return [op.name for op, again, missed in nodes if is_near(again) and not is_near(missed)]

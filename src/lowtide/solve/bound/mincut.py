@@ -5,9 +5,9 @@ sink on the far side, such that the arcs from near to far have the least capacit
 
 Method: Dinitz, "Algorithm for solution of a problem of maximum flow in a network with power estimation"
 (1970). Repeat until the sink cannot be reached: measure every node's distance to the sink over arcs with
-room left, then fill all shortest paths. Capacities are whole numbers of any size, so the result is exact: by
-Ford and Fulkerson's theorem the flow is the capacity of the cut between what the source still reaches and
-the rest.
+residual capacity left, then fill all shortest paths. Capacities are whole numbers of any size, so the result
+is exact: by Ford and Fulkerson's theorem the flow is the capacity of the cut between what the source still
+reaches and the rest.
 
 Complexity: O(nodes² · arcs) at worst. The networks of `bound` are shallow, for almost every node has an
 arc to the sink: some ten rounds of O(nodes + arcs) each.
@@ -38,8 +38,8 @@ class Cut:
 class Network:
     """Arcs between numbered nodes; node 0 is the source and node 1 the sink.
 
-    Arc `i` goes from `tails[i]` to `heads[i]`. Capacities are given to `cut`, so that one network serves many
-    of them.
+    Arc `i` goes from `tails[i]` to `heads[i]`. Capacities are given to `cut`, so that one network does for
+    many of them.
     """
 
     nodes: int
@@ -56,20 +56,20 @@ class Network:
             self._head += (head, tail)
 
     def cut(self, capacities: Sequence[int], *, rounds: int | None = None) -> Cut:
-        """The smallest cut, or the flow after so many rounds."""
-        room = [0] * (2 * len(capacities))
-        room[::2] = capacities
+        """The smallest cut, or the flow after the last round."""
+        residual = [0] * (2 * len(capacities))
+        residual[::2] = capacities
         flow = 0
         while rounds is None or rounds > 0:
-            distance = self._distances(room)
+            distance = self._distances(residual)
             if distance[SOURCE] < 0:
-                return Cut(flow, self._reached(room))
-            flow += self._fill(room, distance)
+                return Cut(flow, self._reached(residual))
+            flow += self._fill(residual, distance)
             rounds = rounds if rounds is None else rounds - 1
         return Cut(flow, None)
 
-    def _distances(self, room: list[int]) -> list[int]:
-        """Each node's distance to the sink over arcs with room left; -1 where there is no way."""
+    def _distances(self, residual: list[int]) -> list[int]:
+        """Each node's distance to the sink over arcs with residual capacity; -1 where there is no way."""
         distance = [-1] * self.nodes
         distance[SINK] = 0
         head, leaving = self._head, self._leaving
@@ -79,13 +79,13 @@ class Network:
             for node in layer:
                 for arc in leaving[node]:
                     other = head[arc]
-                    if distance[other] < 0 and room[arc ^ 1]:
+                    if distance[other] < 0 and residual[arc ^ 1]:
                         distance[other] = distance[node] + 1
                         following.append(other)
             layer = following
         return distance
 
-    def _fill(self, room: list[int], distance: list[int]) -> int:
+    def _fill(self, residual: list[int], distance: list[int]) -> int:
         """Fill every shortest path, depth first; `turn` is the arc each node tries next."""
         head, leaving = self._head, self._leaving
         turn = [0] * self.nodes
@@ -93,16 +93,16 @@ class Network:
         node, flow = SOURCE, 0
         while True:
             if node == SINK:
-                amount = min(room[arc] for arc in path)
+                amount = min(residual[arc] for arc in path)
                 flow += amount
                 for arc in path:
-                    room[arc] -= amount
-                    room[arc ^ 1] += amount
-                first_full = next(index for index, arc in enumerate(path) if not room[arc])
+                    residual[arc] -= amount
+                    residual[arc ^ 1] += amount
+                first_full = next(index for index, arc in enumerate(path) if not residual[arc])
                 node = head[path[first_full] ^ 1]
                 del path[first_full:]
             arcs, index, wanted = leaving[node], turn[node], distance[node] - 1
-            while index < len(arcs) and not (room[arcs[index]] and distance[head[arcs[index]]] == wanted):
+            while index < len(arcs) and not (residual[arcs[index]] and distance[head[arcs[index]]] == wanted):
                 index += 1
             turn[node] = index
             if index < len(arcs):
@@ -114,15 +114,15 @@ class Network:
             else:
                 return flow
 
-    def _reached(self, room: list[int]) -> list[bool]:
-        """Which nodes the source reaches over arcs with room left."""
+    def _reached(self, residual: list[int]) -> list[bool]:
+        """Which nodes the source reaches over arcs with residual capacity."""
         near = [False] * self.nodes
         near[SOURCE] = True
         stack = [SOURCE]
         while stack:
             for arc in self._leaving[stack.pop()]:
                 other = self._head[arc]
-                if room[arc] and not near[other]:
+                if residual[arc] and not near[other]:
                     near[other] = True
                     stack.append(other)
         return near

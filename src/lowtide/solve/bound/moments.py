@@ -19,18 +19,18 @@ from ...plans.order import first_order
 from ...plans.schedule import Run
 from ...plans.simulator import simulate
 
-__all__ = ["Moment", "Step", "moments"]
+__all__ = ["Moment", "RequiredOps", "moments"]
 
 MOMENTS = 300
 EFFORT = 50_000
-"""At most so many moments, and at most so many ops in all moments together (but always one moment)."""
+"""The most moments, and the most ops in all moments together (but always one moment)."""
 
 UNITS = 1 << 59
 """Running everything once, in the whole numbers that cuts are made of."""
 
 
-class Step:
-    """The ops that must run, each behind those it needs, and what is known of all schedules.
+class RequiredOps:
+    """The ops that must run, each after those it needs, and what is known of all schedules.
 
     `early` marks the ops that an output needs: those run in the forward.
     """
@@ -78,10 +78,12 @@ class Step:
     def least_bytes(self) -> int:
         """Bytes that every schedule needs at some time: all held values at the end, or one op and its own."""
         value = self.graph.value
+        # At the end all held values are there.
         least = self.base + sum(map(self.held_bytes, self.ops))
         outputs = self.base + sum(self.held_bytes(op) for i, op in enumerate(self.ops) if self.early[i])
         for op in self.ops:
             start = outputs if op.phase == "backward" else self.base
+            # Where it may write in the place of a read, its writes may take no bytes of their own.
             names = op.reads if op.takes else (*op.reads, *op.writes)
             size = start + op.workspace + sum(value[name].bytes for name in names if value[name].droppable)
             least = max(least, size)
@@ -104,14 +106,14 @@ class Moment:
     settled: frozenset[str]
 
 
-def moments(step: Step) -> Iterator[Moment]:
+def moments(step: RequiredOps) -> Iterator[Moment]:
     """The end of the forward, then first runs at which keeping everything holds much."""
     yield _end_of_forward(step)
     for index in _crowded(step, min(MOMENTS, EFFORT // max(len(step.ops), 1)) - 1):
         yield _first_run(step, index)
 
 
-def _crowded(step: Step, count: int) -> list[int]:
+def _crowded(step: RequiredOps, count: int) -> list[int]:
     """Numbers of ops, one from each stretch of the step: the one at which the most bytes are resident."""
     schedule = keep_all(step.graph)
     resident = simulate(step.graph, schedule).resident
@@ -125,12 +127,13 @@ def _crowded(step: Step, count: int) -> list[int]:
     ]
     if count <= 0 or not runs:
         return []
+    # Spread over the step: moments next to each other bound about the same.
     edges = [round(part * len(runs) / count) for part in range(count + 1)]
     stretches = [runs[start:end] for start, end in pairwise(edges) if start < end]
     return [max(stretch)[1] for stretch in stretches]
 
 
-def _end_of_forward(step: Step) -> Moment:
+def _end_of_forward(step: RequiredOps) -> Moment:
     tangents = sum(value.bytes for value in step.graph.values if value.kind == "tangent")
     return Moment(
         before=step.early,
@@ -141,7 +144,7 @@ def _end_of_forward(step: Step) -> Moment:
     )
 
 
-def _first_run(step: Step, index: int) -> Moment:
+def _first_run(step: RequiredOps, index: int) -> Moment:
     """The first run of a backward op, or of a forward op that an output needs."""
     op, value = step.ops[index], step.graph.value
     backward = op.phase == "backward"
@@ -152,7 +155,7 @@ def _first_run(step: Step, index: int) -> Moment:
         after = bytearray(
             later or other.phase == "backward" for later, other in zip(after, step.ops, strict=True)
         )
-    # One value alone that the op takes counts only if it is read later: it makes room for what is written.
+    # One value alone that the op takes counts only if it is read later: what is written takes its place.
     gone = op.takes if len(op.takes) == 1 else ()
     names = (name for name in (*op.reads, *op.writes) if name not in gone)
     there = frozenset(name for name in names if value[name].droppable)

@@ -1,10 +1,10 @@
 """What reversing one segment of a chain takes: the laws behind `chain`.
 
 Vertices 0 to n-1 have output sizes d_k; vertex 0 is the input. A segment (i, j) starts from the kept output
-of i, runs i+1 to j again and goes backward from j to i. A law U(i, j) says how many bytes that takes at most
+of i, recomputes i+1 to j and goes backward from j to i. A law U(i, j) says how many bytes that takes at most
 beside the kept outputs 0 to i. Three are known here:
 
-- `"paper"`, Hong et al. (2025): the interior that is run again, the largest gradient that is formed, and the
+- `"paper"`, Hong et al. (2025): the interior that is recomputed, the largest gradient that is formed, and the
   gradient that comes in at j:  sum_{i<k<j} d_k + max_{i<=k<j} d_k + d_j;
 - `"pytorch"`: what `torch.utils.checkpoint(use_reentrant=False)` does to the byte, for layers that save their
   input and nothing else:  max_{i<k<=j} ( sum_{i<l<k} d_l + d_k + d_{k-1} );
@@ -13,7 +13,7 @@ beside the kept outputs 0 to i. Three are known here:
 
 All three are U(i, j) = rise_j - base_i + max_{i<k<=j} top_k with rise and base that never fall, so U never
 falls when a segment grows at either end. That is what the linear algorithm needs ("monotone"). Any function
-(i, j) -> bytes is a law too, for the quadratic algorithm; one that also counts making the output of j again
+(i, j) -> bytes is a law too, for the quadratic algorithm; one that also counts recomputing the output of j
 is not monotone, because a longer segment may end in a smaller output.
 """
 
@@ -106,7 +106,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Given:
+class FunctionLaw:
     """A user's function of (i, j) as a law; `monotone` is what the function says of itself."""
 
     function: Callable[[int, int], int]
@@ -133,7 +133,7 @@ def find_law(sizes: Sequence[int], model: Model) -> Law:
     if isinstance(model, Measured):
         return _measured(sizes, model)
     if callable(model):
-        return model if hasattr(model, "row") else Given(model, len(sizes))  # type: ignore[return-value]
+        return model if hasattr(model, "row") else FunctionLaw(model, len(sizes))  # type: ignore[return-value]
     raise LowtideError(
         f"model {model!r} is no law; choose 'paper', 'pytorch', Measured(extra=..., work=...) "
         "or a function (i, j) -> bytes"

@@ -1,11 +1,11 @@
 """The stages of a captured graph as a chain: which cuts to keep.
 
-The outputs of the chain are the bytes that cross the cuts between stages. A segment of stages i to j-1 is run
-again from what crosses cut i and then goes backward. Its law looks at two moments. While stage k runs again:
-what the stages before it in the segment saved, the room of its forward, and the gradients that wait for the
-segment. While stage k goes backward: what the stages up to it saved, the room of its backward, and the
-gradients that are there by then; of what crosses cut i only the part that some backward reads is still
-needed. So the law is not monotone, and the quadratic algorithm it is.
+The outputs of the chain are the bytes that cross the cuts between stages. A segment of stages i to j-1 is
+recomputed from what crosses cut i and then goes backward. Its law looks at two moments. While stage k is
+recomputed: what the stages before it in the segment saved, the working bytes of its forward, and the
+gradients that wait for the segment. While stage k goes backward: what the stages up to it saved, the working
+bytes of its backward, and the gradients that are there by then; of what crosses cut i only the part that some
+backward reads is still needed. So the law is not monotone, and the quadratic algorithm it is.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StageLaw:
     def row(self, i: int) -> list[int]:
         before = self._kept[i:-1] - self._kept[i]
         again = np.maximum.accumulate(before + self._forward[i:]) + self._waiting[i:]
-        again[-1] -= self._waiting[-1]  # the last segment is not run again: it goes backward at once
+        again[-1] -= self._waiting[-1]  # the last segment is not recomputed: it goes backward at once
         back = np.maximum.accumulate(before + self._backward[i:]) - self.loose[i]
         found: list[int] = np.maximum(again, back).tolist()
         return found
@@ -50,7 +50,7 @@ class StageLaw:
 
     @cached_property
     def _forward(self) -> np.ndarray:
-        return np.array(self.stages.forward_room, dtype=np.int64)
+        return np.array(self.stages.forward_work, dtype=np.int64)
 
     @cached_property
     def _waiting(self) -> np.ndarray:
@@ -90,7 +90,7 @@ class StageLaw:
 
     @cached_property
     def loose(self) -> list[int]:
-        """The bytes that cross each cut and that no backward reads: only needed to run the segment again."""
+        """The bytes that cross each cut and that no backward reads: only needed to recompute the segment."""
         graph, stages = self.stages.graph, self.stages
         kept = {value for names in stages.backward for name in names for value in graph.op[name].reads}
         last_read = {
@@ -118,9 +118,9 @@ def _cover(spans: Iterable[tuple[int, int, int]], count: int) -> list[int]:
 
 
 def kept_cuts(stages: Stages, bounds: int) -> list[tuple[int, ...]]:
-    """The cuts to keep for the least peak, and for so many bounds up to the peak of one segment.
+    """The cuts to keep for the least peak, and for n bounds up to the peak of one segment.
 
-    For a bound the last segment, which need not run again, is as long as it can be.
+    For a bound the last segment, which need not be recomputed, is as long as it can be.
     """
     law = StageLaw(stages)
     sizes = stages.crossing
@@ -133,7 +133,7 @@ def kept_cuts(stages: Stages, bounds: int) -> list[tuple[int, ...]]:
 
 
 def segment_actions(kept: Sequence[int]) -> list[Action]:
-    """The segments from last to first: run again, except the last, then backward."""
+    """The segments from last to first: recomputed, except the last, then backward."""
     actions: list[Action] = []
     for start, end in reversed(list(pairwise(kept))):
         if end != kept[-1]:

@@ -1,7 +1,7 @@
 """The checkpoints of a chain with the least peak.
 
-Problem: layers one behind the other, vertex k with an output of d_k bytes. Keep some outputs, the first and
-the last among them; drop the others and run them again, once, segment by segment, in the backward. Which
+Problem: layers one after the other, vertex k with an output of d_k bytes. Keep some outputs, the first and
+the last among them; drop the others and recompute them, once, segment by segment, in the backward. Which
 ones give the least peak?
 
 Method: Hong, Tsai, Wang, Liu, Wu, "GPU Memory Usage Optimization for Backward Propagation in Deep Network
@@ -15,7 +15,7 @@ Training" (2025).
   `laws`. Any law: O(n²) ("quadratic"). A monotone law: O(n) ("linear"). Candidates j wait in a queue, j
   increasing and M strictly decreasing; once the second last has M <= U(i, last), the last never wins again.
 
-Ties fall towards less that runs again. "total": the most bytes kept of all sets with the least peak.
+Ties fall towards less recomputation. "total": the most bytes kept of all sets with the least peak.
 "swept": each next checkpoint is the nearest that does not raise the peak, so no output can be added to the
 kept ones without raising it. With a larger `budget` the same walk keeps more.
 
@@ -55,7 +55,7 @@ MOST_BYTES = 2**60
 STAGE_COUNTS = (400, 48, 16)
 BOUNDS = 12
 OPS_IN_BOUNDS = 30_000
-"""Large graphs get fewer bounds: about so many ops in all are put in order for each number of stages."""
+"""Large graphs get fewer bounds: about this many ops in all are put in order for each number of stages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ def least_total(sizes: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         for place in {low, high} - kept.keys():
             kept[place] = _bounded(sizes, sums, bounds[place])[0]
             best = min(best, (kept[place] + bounds[place], bounds[place]))
+        # What is kept never rises with the bound, so this is the least that any bound in between could give.
         if high - low > 1 and (bounds[low + 1] + kept[high], bounds[low + 1]) < best:
             middle = (low + high) // 2
             ranges += [(low, middle), (middle, high)]
@@ -66,6 +67,7 @@ def linear(sizes: Sequence[int], law: Law) -> list[int]:
     least = [0] * (len(sizes) - 1) + [sizes[-1]]
     queue: deque[int] = deque()
     for i in range(len(sizes) - 2, -1, -1):
+        # A nearer checkpoint that is no dearer is better than a farther one: its segment is shorter.
         while queue and least[queue[0]] >= least[i + 1]:
             queue.popleft()
         queue.appendleft(i + 1)
@@ -83,20 +85,20 @@ def walk(sizes: Sequence[int], least: Sequence[int], budget: int, fits: Law | No
     Under a monotone law some later output leaves a way too, and the nearer one needs no more than that.
     """
     kept = [0]
-    room = budget - sizes[0]
+    left = budget - sizes[0]
     while kept[-1] < len(sizes) - 1:
         i = kept[-1]
         row = fits.row(i) if fits else None
         later = range(i + 1, len(sizes))
-        kept.append(next(j for j in later if least[j] <= room and (row is None or row[j - i - 1] <= room)))
-        room -= sizes[kept[-1]]
+        kept.append(next(j for j in later if least[j] <= left and (row is None or row[j - i - 1] <= left)))
+        left -= sizes[kept[-1]]
     return tuple(kept)
 
 
 def long_end(sizes: Sequence[int], law: Law, budget: int) -> tuple[int, ...]:
     """The kept outputs under a budget with the longest last segment, for a budget that can be met; O(n²).
 
-    Where the last segment need not run again, because its backward comes first, this runs least again. The
+    The last segment need not be recomputed where its backward comes first: then this recomputes least. The
     fewest bytes kept up to j, c(j) = d_j + min { c(i) : c(i) + U(i, j) <= budget }, say which ends are open.
     """
     last = len(sizes) - 1
@@ -106,6 +108,7 @@ def long_end(sizes: Sequence[int], law: Law, budget: int) -> tuple[int, ...]:
         if least[i] > budget:
             continue
         row = law.row(i)
+        # The first i from which the rest fits as one last segment: the longest there is.
         if least[i] + row[-1] <= budget:
             before[last] = i
             break

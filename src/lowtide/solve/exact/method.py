@@ -2,11 +2,11 @@
 
 Problem: of all schedules under a budget, find a fastest one and prove that there is no faster one.
 
-Method: the programme of `model`, a Checkmate-like model with the simulator's rules, solved by branch and
-bound with HiGHS. The search starts from what `auto` finds, and ends there if `bound` proves that to be the
-fastest in any order. The bytes of a row are divided by their greatest common divisor. What HiGHS hands back
-is replayed by the simulator: if its seconds or its peak are not what HiGHS claims, that is an error and no
-result.
+Method: the programme of `model`, which is that of Checkmate (Jain et al. 2020) with the simulator's rules,
+solved by branch and bound with HiGHS. The search starts from what `auto` finds, and ends there if `bound`
+proves that to be the fastest in any order. The bytes of a row are divided by their greatest common divisor.
+What HiGHS hands back is replayed by the simulator: if its seconds or its peak are not what HiGHS claims, that
+is an error and no result.
 
 The optimum is over schedules whose first runs are in program order or in the order of `auto`'s plan, and in
 which an op runs at most once between two first runs. A bound for all orders is in `bound`. The programme does
@@ -84,6 +84,7 @@ def solve_exact(graph: Graph, budget: int, *, seconds_limit: float = 60.0) -> Ex
     timeline = simulate(graph, start)
     if bound == math.inf:
         return Exact(None, math.inf, math.inf, optimal=True)
+    # Proven without the programme: what `auto` found is as fast as anything can be.
     if timeline.peak <= budget and timeline.seconds <= bound * (1 + ROUNDING):
         return Exact(start, timeline.seconds, timeline.seconds, optimal=True)
     if too_large(graph):
@@ -198,6 +199,7 @@ def _solve(
         return _Answer([], 0.0, 0.0, complete=True)
     if not programme.num_col_:
         return _Answer(None, math.inf, math.inf, complete=True)
+    # Coefficients this large lose digits in HiGHS's floats, and a proof with them proves nothing.
     if max(programme.a_matrix_.value_, default=0.0) > LARGEST:
         return _Answer(None, math.inf, 0.0, complete=False)
     solver.passModel(programme)
@@ -261,5 +263,6 @@ def _scaled(row: Row, budget: int | None, unit: float, peak: int) -> tuple[list[
         return [*row.terms], row.limit
     if budget is None:
         return [*((column, size / unit) for column, size in row.terms), (peak, -1)], row.limit / unit
+    # Exact, since all are whole: allocators round to 512 bytes, so numbers get 512 times smaller.
     divisor = math.gcd(*(size for _, size in row.terms)) or 1
     return [(column, size // divisor) for column, size in row.terms], (budget + row.limit) // divisor

@@ -1,12 +1,12 @@
-"""The choice of what runs again as a mixed-integer linear programme in stages.
+"""The choice of what is recomputed as a mixed-integer linear programme in stages.
 
 Problem: the fastest schedule under a budget whose first runs are in a given order.
 
 Method: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization" (2020), over
 values instead of ops and with the simulator's rules. Stage t ends with the first run of op t; before that,
-earlier ops may run again, each at most once and in order. Columns, all 0 or 1:
+earlier ops may be recomputed, each at most once and in order. Columns, all 0 or 1:
 
-    R[t, i]     op i runs again in stage t, i < t
+    R[t, i]     op i is recomputed in stage t, i < t
     X[t, i, v]  value v is there after the place of op i in stage t; one column from use to use of v
 
 Between two uses nothing is gained by dropping a value, so X changes only where an op may read or write v,
@@ -16,13 +16,13 @@ and the end of a stage is the start of the next one. Rows:
     given and held bytes + Σ bytes X before i + (writes and workspace of i) R[t, i] ≤ budget
     the same between forward and backward, with the tangents and the graph's `boundary`
 
-L[t, i] says that op i runs again in stage t or later. While it is 1, the saved state of a random op takes
-room. It also makes the relaxation as strong as a cut of `bound` at every stage's start:
+L[t, i] says that op i is recomputed in stage t or later. While it is 1, the saved state of a random op takes
+bytes. It also makes the relaxation as strong as a cut of `bound` at every stage's start:
 
     L[t, i] ≤ X at the start of t + L[t, w], for each v that i reads and its writer w; L[t, i] = 1 for i ≥ t
 
-Left out are columns that cannot help: pinned ops again, an op again behind the last use of all it writes, a
-value behind its last possible use, an op again while the only value it writes is there.
+Left out are columns that cannot help: recomputing pinned ops, recomputing an op after the last use of all it
+writes, a value after its last possible use, recomputing an op while the only value it writes is there.
 
 Complexity: for n ops, at most n²/2 columns R and n times as many columns X as there are reads and writes.
 """
@@ -41,7 +41,7 @@ __all__ = ["Row", "Stages", "Terms", "too_large"]
 Terms = list[tuple[int, int]]
 
 MOST_TERMS = 5_000_000
-"""A programme with more terms than this, by a rough count, is not written down: no solver would end on it."""
+"""A programme with more terms than this, by a rough count, is not made: no solver would end on it."""
 
 
 def too_large(graph: Graph) -> bool:
@@ -61,7 +61,7 @@ class Row:
 class Stages:
     """The programme of a graph: columns with their seconds and least values, and rows.
 
-    `again` and `later` have the columns R and L of (stage, op). While the rows are made, `there` has the
+    `recomputed` and `later` have the columns R and L of (stage, op). While the rows are made, `there` has the
     column that says of each value whether it is there, and `fixed` the bytes that stay to the end.
     """
 
@@ -78,7 +78,7 @@ class Stages:
         self.seconds: list[float] = []
         self.least: list[int] = []
         self.rows: list[Row] = []
-        self.last_use, self.last_again = self.find_last_uses()
+        self.last_use, self.last_recomputed = self.find_last_uses()
         self.add_runs()
         self.there: dict[str, int] = {}
         self.fixed = graph.fixed_bytes + graph.given_bytes
@@ -90,18 +90,18 @@ class Stages:
             self.cross_boundary()
 
     def find_last_uses(self) -> tuple[dict[str, int], list[int]]:
-        """The last stage in which each value may be read, and in which it helps to run each op again."""
+        """The last stage in which each value may be read, and in which it helps to recompute each op."""
         last_use: dict[str, int] = {}
-        last_again = [-1] * len(self.ops)
+        last_recomputed = [-1] * len(self.ops)
         for place in range(len(self.ops) - 1, -1, -1):
             op = self.ops[place]
             if op.kind != "pinned":
-                last_again[place] = max(
+                last_recomputed[place] = max(
                     (last_use.get(v, -1) for v in op.writes if v in self.loose), default=-1
                 )
             for name in op.reads:
-                last_use[name] = max(last_use.get(name, -1), place, last_again[place])
-        return last_use, last_again
+                last_use[name] = max(last_use.get(name, -1), place, last_recomputed[place])
+        return last_use, last_recomputed
 
     def column(self, seconds: float = 0.0) -> int:
         self.seconds.append(seconds)
@@ -112,29 +112,31 @@ class Stages:
         self.rows.append(Row(terms, limit, in_bytes))
 
     def add_runs(self) -> None:
-        """Columns for what runs again in a stage, and in that stage or a later one."""
-        self.again: dict[tuple[int, int], int] = {}
+        """Columns for what is recomputed in a stage, and in that stage or a later one."""
+        self.recomputed: dict[tuple[int, int], int] = {}
         self.later: dict[tuple[int, int], int] = {}
         for place, op in enumerate(self.ops):
-            for stage in range(self.last_again[place], place, -1):
-                run = self.again[stage, place] = self.column(op.seconds)
+            for stage in range(self.last_recomputed[place], place, -1):
+                run = self.recomputed[stage, place] = self.column(op.seconds)
                 later = self.later[stage, place] = self.column()
-                behind = [(self.later[stage + 1, place], 1)] if stage < self.last_again[place] else []
+                later_runs = (
+                    [(self.later[stage + 1, place], 1)] if stage < self.last_recomputed[place] else []
+                )
                 self.at_most(0, [(run, 1), (later, -1)])
-                self.at_most(0, [(later, 1), (run, -1), *((column, -1) for column, _ in behind)])
-                if behind:
-                    self.at_most(0, [*behind, (later, -1)])
+                self.at_most(0, [(later, 1), (run, -1), *((column, -1) for column, _ in later_runs)])
+                if later_runs:
+                    self.at_most(0, [*later_runs, (later, -1)])
 
     def add_stage(self, stage: int) -> None:
         self.forget(stage)
         self.tighten(stage)
         for place in range(stage):
-            if (stage, place) in self.again:
-                self.run_again(stage, place)
+            if (stage, place) in self.recomputed:
+                self.recompute(stage, place)
         self.run_first(stage)
 
     def tighten(self, stage: int) -> None:
-        """What is read from this stage on is there now, or is written again from this stage on."""
+        """What is read from this stage on is there now, or is recomputed from this stage on."""
         for place, op in enumerate(self.ops):
             reader = self.later.get((stage, place))
             if reader is None and place < stage:
@@ -153,6 +155,7 @@ class Stages:
     def run_first(self, stage: int) -> None:
         op = self.ops[stage]
         for name in self.loose.intersection(op.reads):
+            # A bound on the column instead of a row: the value must be there at the first run of its reader.
             self.least[self.there[name]] = 1
         self.fit(self.working_set(op), self.present(stage, stage))
         self.change(op, None)
@@ -162,18 +165,19 @@ class Stages:
             else:
                 self.fixed += self.size[name]
 
-    def run_again(self, stage: int, place: int) -> None:
-        op, run = self.ops[place], self.again[stage, place]
+    def recompute(self, stage: int, place: int) -> None:
+        op, run = self.ops[place], self.recomputed[stage, place]
         for name in sorted(self.loose.intersection(op.reads)):
             self.at_most(0, [(run, 1), (self.there[name], -1)])
         written = [name for name in op.writes if name in self.loose]
+        # Recomputing what is there is useless; forbidding it cuts off many equal solutions.
         if len(written) == 1:
             self.at_most(1, [(run, 1), (self.there[written[0]], 1)])
         self.fit(0, [*self.present(stage, place), (run, self.working_set(op))])
         self.change(op, run)
 
     def change(self, op: Op, run: int | None) -> None:
-        """Behind a use a value may be dropped, and it is there if it was there or was written."""
+        """After a use a value may be dropped, and it is there if it was there or was written."""
         for name in (*op.reads, *op.writes):
             if name in self.there:
                 before, after = self.there[name], self.column()
@@ -212,7 +216,7 @@ class Stages:
     def order(self, chosen: Sequence[float]) -> tuple[list[str], list[str]]:
         """The forward and backward runs of a solution."""
         stages: list[list[int]] = [[] for _ in self.ops]
-        for (stage, place), column in self.again.items():
+        for (stage, place), column in self.recomputed.items():
             if chosen[column] > 0.5:
                 stages[stage].append(place)
         names = [[self.ops[i].name for i in (*sorted(again), stage)] for stage, again in enumerate(stages)]
@@ -221,14 +225,14 @@ class Stages:
         ]
 
     def choices(self, schedule: Schedule) -> dict[int, float] | None:
-        """The columns of what a schedule runs again, or None when it does not go in stages."""
-        chosen = dict.fromkeys(self.again.values(), 0.0)
+        """The columns of what a schedule recomputes, or None when it does not go in stages."""
+        chosen = dict.fromkeys(self.recomputed.values(), 0.0)
         stage, last = 0, -1
         for place in (self.place[step.op] for step in schedule.steps if isinstance(step, Run)):
             if place == stage:
                 stage, last = stage + 1, -1
-            elif place > last and (stage, place) in self.again:
-                chosen[self.again[stage, place]], last = 1.0, place
+            elif place > last and (stage, place) in self.recomputed:
+                chosen[self.recomputed[stage, place]], last = 1.0, place
             else:
                 return None
         return chosen

@@ -1,7 +1,7 @@
 r"""Bounds on sequences of lower sets under one budget, one number per set instead of Pareto labels.
 
 - `least[j]`: the fewest cached bytes with which set j can be reached, by one pass over the sets in order of
-  size. Some least label that V fits behind means that the budget is feasible.
+  size. Where V fits after some least label, the budget is feasible.
 - `most[j]`: the most cached bytes with which V can still be reached from set j, by one pass from V down:
   most[L] = max over L' ⊋ L of min( B - 2 (M(L') - M(L)) - tail(L'), most[L'] - M(b(L') \ L) ).
 - `rest[j]`: for a price per byte, the least of cost + price · (bytes cached from set j on + twice the last
@@ -63,15 +63,15 @@ def least_cached(family: Tables, budget: int) -> Least:
     cached = np.full(count, NEVER, dtype=np.int64)
     slack = np.full(count, NEVER, dtype=np.int64)
     parent = np.full(count, -1, dtype=np.int64)
-    room = budget - family.span - family.tail
+    most_slack = budget - family.span - family.tail
     pools = _Pools(family)
     cached[0] = slack[0] = 0
     for target in range(1, count):
-        best, source = pools.query(family.far[target], room[target], cached, slack)
+        best, source = pools.query(family.far[target], most_slack[target], cached, slack)
         best += int(family.edge_bytes[target])
         near = family.near[target]
         if len(near.sources):
-            fits = slack[near.sources] <= room[target]
+            fits = slack[near.sources] <= most_slack[target]
             reached = np.where(fits, cached[near.sources] + near.bytes, NEVER)
             at = int(reached.argmin())
             if reached[at] < best:
@@ -91,12 +91,12 @@ class _Pools:
         self.members: list[NDArray[np.intp]] = []
         self.place = {cut: place for place, cut in enumerate(self.cuts)}
 
-    def query(self, cut: int, room: int, cached: Bytes, slack: Bytes) -> tuple[int, int]:
-        """The fewest cached bytes of a set up to a cut whose slack is within the room, and that set."""
+    def query(self, cut: int, most_slack: int, cached: Bytes, slack: Bytes) -> tuple[int, int]:
+        """The fewest cached bytes of a set up to a cut whose slack is within a limit, and that set."""
         while len(self.members) <= self.place[cut]:
             self._build(cached, slack)
         pool = self.members[self.place[cut]]
-        at = int(np.searchsorted(slack[pool], room, side="right")) - 1
+        at = int(np.searchsorted(slack[pool], most_slack, side="right")) - 1
         return (int(cached[pool[at]]), int(pool[at])) if at >= 0 else (NEVER, -1)
 
     def _build(self, cached: Bytes, slack: Bytes) -> None:
@@ -109,7 +109,7 @@ class _Pools:
 
 
 def ends(family: Tables, budget: int, least: Least, *, coarse: bool, price: float) -> Ends:
-    """The bounds from each set to V; the cost is time run again, or time cached where `coarse` is asked."""
+    """The bounds from each set to V; the cost is recomputation, or time cached where `coarse` is asked."""
     sweep = _Sweep(family, budget, least, coarse, price)
     for target in range(len(family.sets) - 2, -1, -1):
         sweep.leap(target)
@@ -123,10 +123,10 @@ class _Sweep:
     def __init__(self, family: Tables, budget: int, least: Least, coarse: bool, price: float) -> None:
         self.family, self.least, self.price = family, least.cached, price
         self.span = family.span
-        self.room = budget - self.span - family.tail
+        self.most_slack = budget - self.span - family.tail
         self.base = np.zeros_like(family.seconds) if coarse else family.seconds
         self.sign = 1.0 if coarse else -1.0
-        closing = self.room[-1] + self.span
+        closing = self.most_slack[-1] + self.span
         closes = self.least <= closing
         self.most = np.where(closes, closing, -1)
         self.rest = np.where(closes, price * (self.span[-1] - self.span), np.inf)
@@ -145,7 +145,7 @@ class _Sweep:
         if len(near.sources):
             limit = self.most[target] - near.bytes
             cost = self.base[target] + self.rest[target] + self.sign * near.seconds + self.price * near.bytes
-            limit = np.minimum(limit, self.room[target] + self.span[near.sources])
+            limit = np.minimum(limit, self.most_slack[target] + self.span[near.sources])
             self._improve(near.sources, limit, cost - self.base[near.sources])
 
     def leap(self, cut: int) -> None:
@@ -156,7 +156,7 @@ class _Sweep:
         limits, costs = self._leaps(self.pool)
         for start in range(self.group[cut], cut + 1, 512):
             sources = np.arange(start, min(start + 512, cut + 1))
-            limit = np.minimum(self.room[self.pool] + self.span[sources, None], limits)
+            limit = np.minimum(self.most_slack[self.pool] + self.span[sources, None], limits)
             cost = np.where(limit >= self.least[sources, None], costs, np.inf)
             best = cost.min(axis=1, initial=np.inf) - self.base[sources]
             self._improve(sources, limit.max(axis=1, initial=-1), best)
@@ -172,7 +172,7 @@ class _Sweep:
         self.pool = np.concatenate([self.pool, targets])
         if len(self.pool) > 2 * self.thinned:
             limits, costs = self._leaps(self.pool)
-            self.pool = self.pool[unbeaten(-costs, -limits, -self.room[self.pool])]
+            self.pool = self.pool[unbeaten(-costs, -limits, -self.most_slack[self.pool])]
             self.thinned = max(len(self.pool), 256)
 
     def _improve(self, sources: NDArray[np.integer], limit: Bytes, cost: Seconds) -> None:

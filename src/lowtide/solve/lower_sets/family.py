@@ -8,7 +8,7 @@ U_i = b(L_1) ∪ ... ∪ b(L_i) what is cached, going through segment i takes
 
     M(U_(i-1)) + 2 M(V_i) + M(d+(L_i) \ L_i) + M(d-(d+(L_i)) \ L_i)    bytes
 
-(d+ and d- are out- and in-neighbours), and what is not cached runs again: T(V_i \ b(L_i)) seconds of each
+(d+ and d- are out- and in-neighbours), and what is not cached is recomputed: T(V_i \ b(L_i)) seconds of each
 segment but the last, whose values are still there when its backward begins.
 
 Sets are Python integers, bit v standing for node v, so unions, differences and subset tests are single
@@ -160,7 +160,7 @@ def sequence_bytes(dag: ForwardDag, sequence: Sequence[int]) -> int:
 
 
 def sequence_overhead(dag: ForwardDag, sequence: Sequence[int]) -> float:
-    """The seconds of what runs again; the last segment does not."""
+    """The seconds of recomputation; the last segment has none."""
     overhead, last = 0.0, 0
     for lower in sequence[:-1]:
         overhead += dag.total_seconds(lower & ~last & ~boundary(dag, lower))

@@ -4,7 +4,7 @@ Problem: choose which intermediates of a forward to keep, when the forward is a 
 
 Method: Kusumoto, Inoue, Watanabe, Akiba, Koyama, "A Graph Theoretic Framework of Recomputation Algorithms for
 Memory-Efficient Backpropagation" (2019). An increasing sequence of lower sets cuts the forward into segments;
-what crosses a cut is cached, all else of a segment is dropped and runs again right before the backward first
+what crosses a cut is cached, all else of a segment is dropped and recomputed right before the backward first
 needs something of it. (An op with several outputs may have one that crosses and a large one that only the
 backward reads, as max pooling has; each sequence is tried with the latter kept and with it dropped.)
 
@@ -16,7 +16,7 @@ On a captured graph the formula only proposes: it counts gradients as large as a
 workspaces nor what the backward really reads. So sequences are searched at several budgets of the formula,
 from its smallest feasible one up, time-centric and memory-centric, with a segment's bytes counted twice as in
 the paper and once, since liveness frees most gradients at once; each sequence becomes an order of runs,
-liveness moves every drop up to behind the last use, and the simulator judges. Around the best one more
+liveness moves every drop up to its value's last use, and the simulator judges. Around the best one more
 budgets of the formula are tried.
 
 Families: "approximate" looks at the ancestors of each node; "exact" at all lower sets. Where there are more
@@ -47,7 +47,7 @@ from ..best import rank
 from ..segments import backward_with_segments
 from .contraction import Contraction, contract
 from .family import TooManyLowerSets, all_lower_sets, ancestor_closures, members
-from .runs import Order, dropped_values, spare_values
+from .runs import Order, dropped_values, only_for_backward
 from .search import Centric, Found, best_sequence, smallest_budget
 from .tables import tables
 
@@ -154,7 +154,7 @@ class _Proposals:
         self.done, self.whole = 0, 1
         self.first = first_order(graph)
         self.parts, sets = _family(graph, *self.first, family, limit)
-        self.spare = spare_values(graph, self.parts)
+        self.only_for_backward = only_for_backward(graph, self.parts)
         self.large = len(sets) > LARGE
         self.rounds = 1 if self.large else ROUNDS
         first = tables(self.parts.dag, sets, times=1, progress=self._report)
@@ -204,7 +204,7 @@ class _Proposals:
         if found.sequence not in self.seen:
             self.seen.add(found.sequence)
             plain = dropped_values(self.graph, self.parts, found.sequence, set())
-            lean = dropped_values(self.graph, self.parts, found.sequence, self.spare)
+            lean = dropped_values(self.graph, self.parts, found.sequence, self.only_for_backward)
             for dropped in (plain, lean) if lean != plain else (plain,):
                 yield (self.first[0], backward_with_segments(self.graph, self.first, dropped)), formula
         if not found.complete:

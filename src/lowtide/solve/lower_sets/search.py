@@ -6,7 +6,7 @@ Method: Kusumoto et al. 2019, algorithm 1. With dp[∅] = {(0, 0)}, sets in orde
         if m + 2 (M(L') - M(L)) + tail(L') <= B:  push (t + T(W), m + M(W)) to dp[L']
 
 where t is the time that is kept, m the bytes that are cached, and a label goes when another one keeps as much
-in as few bytes. The last segment is not run again, so V gets t + T(V \ L). *Time-centric* is the label of V
+in as few bytes. The last segment is not recomputed, so V gets t + T(V \ L). *Time-centric* is the label of V
 that keeps the most time. *Memory-centric* is the coarsest sequence: the least time cached, T(U). It caches
 little and makes long segments, of which liveness frees more afterwards. The smallest feasible budget is found
 by bisection on `least_cached`; each sequence found lowers the upper end to its own peak.
@@ -81,6 +81,8 @@ def best_sequence(
             search = _Search(family, budget, centric, bounds, ceiling)
             search.run(progress)
             found += search.close()
+            # Nothing cheaper than the ceiling was thrown away, so what was found below it is the best there
+            # is.
             if cost(found[-1]) <= ceiling:
                 break
     except KeyboardInterrupt:
@@ -91,6 +93,7 @@ def best_sequence(
 
 def _ceilings(family: Tables, lowest: float, known: float) -> list[float]:
     """Costs to look up to, one after the other; no more than what is known to be possible."""
+    # From low ceilings up: most labels die early under a low one, and a wasted round costs little.
     step = max(lowest, 0.02 * float(family.seconds[-1]))
     return [*(lowest + step * share for share in CEILINGS if lowest + step * share < known), known]
 
@@ -162,10 +165,12 @@ class _Search:
         self.sign = 1.0 if centric == "time" else -1.0
         self.base = family.seconds if centric == "time" else np.zeros_like(family.seconds)
         self.price = bounds.price
+        # A hair more, so that rounding never throws the best sequence itself away.
         slack = ceiling + 1e-9 * (float(family.seconds[-1]) + bounds.price * budget)
         self.worst = self.base + bounds.rest - bounds.price * budget - slack
-        self.room = budget - family.span - family.tail
-        self.later_room = np.maximum.accumulate(self.room[::-1])[::-1]
+        self.most_slack = budget - family.span - family.tail
+        # What no later target can use any more leaves the pool.
+        self.later_most_slack = np.maximum.accumulate(self.most_slack[::-1])[::-1]
         self.start = np.zeros(len(family.sets) + 1, dtype=np.int64)
         self.value = np.zeros(1024)
         self.cached, self.where, self.parent = (np.zeros(1024, dtype=np.int64) for _ in range(3))
@@ -189,7 +194,7 @@ class _Search:
     def close(self) -> list[Found]:
         """The sequence of the best label joined to V by one last segment, if any fits."""
         labels = self._labels(0, self.count)
-        fits = np.flatnonzero(labels.slack <= self.room[-1])
+        fits = np.flatnonzero(labels.slack <= self.most_slack[-1])
         if not len(fits):
             return []
         value = labels.value[fits] - self.base[self.where[fits]]
@@ -232,29 +237,31 @@ class _Search:
         self.count = end
 
     def _from_far(self, target: int) -> tuple[Seconds, Bytes, Index]:
-        """The Pareto labels of all far subsets that a segment up to the target still fits behind."""
+        """The Pareto labels of all far subsets after which a segment up to the target still fits."""
         pool = self._pool(self.family.far[target], target)
-        best = staircase(np.where(pool.slack <= self.room[target], pool.cached, NEVER))
+        best = staircase(np.where(pool.slack <= self.most_slack[target], pool.cached, NEVER))
         value = pool.value[best] + self.sign * self.family.edge_seconds[target]
         return value, pool.cached[best] + self.family.edge_bytes[target], pool.number[best]
 
     def _from_near(self, target: int) -> tuple[Seconds, Bytes, Index]:
-        """The labels of the near subsets that a segment up to the target still fits behind."""
+        """The labels of the near subsets after which a segment up to the target still fits."""
         near = self.family.near[target]
         first, end = self.start[near.sources], self.start[near.sources + 1]
         gain = self.sign * near.seconds
         some = np.flatnonzero(end > first)
+        # The last label of a set has its fewest bytes: where that one does not fit, none of the set does.
         lowest = self.cached[end[some] - 1]
-        use = lowest - self.family.span[near.sources[some]] <= self.room[target]
+        use = lowest - self.family.span[near.sources[some]] <= self.most_slack[target]
         use &= lowest + near.bytes[some] <= self.most[target]
         promise = self.value[first[some]] + gain[some] - self.price * (lowest + near.bytes[some])
         use &= promise >= self.worst[target]
         some = some[use]
         length = end[some] - first[some]
         pair = np.repeat(some, length)
+        # The numbers of all labels of all these sets in one array, without a loop over the sets.
         number = np.arange(len(pair)) + np.repeat(first[some] - np.cumsum(length) + length, length)
         cached = self.cached[number]
-        fits = np.flatnonzero(cached - self.family.span[self.where[number]] <= self.room[target])
+        fits = np.flatnonzero(cached - self.family.span[self.where[number]] <= self.most_slack[target])
         pair, number = pair[fits], number[fits]
         return self.value[number] + gain[pair], cached[fits] + near.bytes[pair], number
 
@@ -266,8 +273,9 @@ class _Search:
             if len(pool.value) > FEW:
                 pool = pool.pick(unbeaten(*pool[:3]))
             pool = self.pools[self.pooled].with_more(pool)
-            pool = pool.pick(np.flatnonzero(pool.slack <= self.later_room[target]))
+            pool = pool.pick(np.flatnonzero(pool.slack <= self.later_most_slack[target]))
             pool = pool.pick(np.argsort(-pool.value, kind="stable"))
+            # Thinning takes longer than adding: only when the pool has doubled since the last time.
             if len(pool.value) > 2 * self.thinned:
                 pool = pool.pick(unbeaten(*pool[:3]))
                 self.thinned = max(len(pool.value), FEW)

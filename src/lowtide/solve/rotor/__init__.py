@@ -1,4 +1,4 @@
-"""Beaumont et al. 2019: a chain of blocks under a budget, with several options per block."""
+"""rotor (Beaumont et al. 2019): a chain of blocks under a budget, with several options per block."""
 
 from .chain import Action, ChainPlan, Option, Stage
 from .method import rotor, rotor_orders

@@ -53,6 +53,7 @@ class Blocks:
             ends = [first + width - 1 for width in widths if first + width <= len(stages)]
             found: list[tuple[Way, Block]] = []
             for block in [self._block(first, last) for last in ends]:
+                # A network of 24 equal layers asks this 24 times: blocks that look alike share their ways.
                 if (key := block.key()) not in known:
                     known[key] = block.ways(ways)
                 found += [(way, block) for way in known[key]]
@@ -64,21 +65,23 @@ class Blocks:
     def ample(self) -> int:
         """About the bytes that keeping every stage in full takes, a little on the safe side."""
         kept = sum(self.places.bytes(ways[0][1].read | ways[0][1].leaving) for ways in self.ways)
+        # 10 % more than the model's own sum: its bytes are rounded up to units, and a table that is too small
+        # would refuse plans that fit.
         return int(1.1 * (kept + max(self.gradient) + sum(stage.leaves for stage in self.chain))) + 1
 
     def order(self, actions: Iterable[Action]) -> tuple[list[str], list[str]]:
         """The order of runs of a plan: what comes before its first backward is the forward itself."""
         forward = [name for stage in self.stages.forward for name in stage]
         backward: list[str] = []
-        turned = False
+        in_backward = False
         for verb, stage, option in actions:
-            turned = turned or verb == "backward"
+            in_backward = in_backward or verb == "backward"
             way, block = self.ways[stage][option]
             if verb == "forward":
                 again: Iterable[str] = self.plain[stage]
             else:
                 again = [block.ops[i] for i in (way.backward if verb == "backward" else way.forward)]
-            backward += again if turned else []
+            backward += again if in_backward else []
         return without_waste(self.graph, forward, backward)
 
     def shared(self) -> list[list[int]]:
@@ -87,6 +90,7 @@ class Blocks:
         table = np.zeros((count, count), dtype=np.int64)
         for value, (low, high) in self.places.span.items():
             table[low, high] += self.places.size[value]
+        # Values by the cuts they span, summed from both sides: a value from cut 1 to 5 crosses (2, 4), too.
         sums: list[list[int]] = table[:, ::-1].cumsum(axis=0).cumsum(axis=1)[:, ::-1].tolist()
         return sums
 
@@ -107,7 +111,7 @@ class Blocks:
         )
 
     def _gradients(self) -> list[int]:
-        """The bytes that the backward hands from the stages behind each stage to it and to those before."""
+        """The bytes that the backward hands from the stages after each stage to it and to those before."""
         count, places = len(self.stages), self.places
         origin = {value.name: count for value in self.graph.values if value.kind == "tangent"}
         for index, names in enumerate(self.stages.backward):
@@ -133,6 +137,7 @@ def choose_cuts(graph: Graph, most: int) -> list[int]:
     # A little weight for every op, so that stages of nothing but views do not come for free.
     light = (sum(saved) or len(saved)) / len(saved) / 50
     weight = np.array([0.0, *accumulate(size + light for size in saved)])[places]
+    # No cut is free, else as many as possible would be made where nothing crosses.
     price = np.maximum(np.array(crossing, dtype=np.float64)[places], weight[-1] / most / 4)
     return [places[index] for index in _bisect(price, weight, most)]
 
@@ -149,6 +154,7 @@ def _places(crossing: Sequence[int]) -> list[int]:
 
 def _bisect(price: Floats, weight: Floats, most: int) -> list[int]:
     """The cuts with the largest scale that makes at most `most` stages."""
+    # Exponents of ten: 24 decades of scale, halved ROUNDS times, leave 0.0015 of a decade.
     low, high = -12.0, 12.0
     best: list[int] = []
     for _ in range(ROUNDS):

@@ -72,4 +72,4 @@ def check_chain(stages: Sequence[Stage], memory: int, units: int) -> None:
         if any(option.stages < 1 for option in stage.options):
             raise LowtideError(f"stage {index}: an option spans at least one stage")
         if all(index + option.stages > len(stages) for option in stage.options):
-            raise LowtideError(f"stage {index}: every option reaches behind the last stage")
+            raise LowtideError(f"stage {index}: every option reaches past the last stage")

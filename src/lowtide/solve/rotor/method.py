@@ -1,11 +1,11 @@
 """Blocks under a budget: recomputation at many levels, planned by a dynamic programme over the whole graph.
 
 Problem: the fastest schedule of a captured graph under a budget, where blocks may keep all, some or none of
-what their backward reads, and may run again several times.
+what their backward reads, and may be recomputed several times.
 
 Method: the graph becomes a chain of blocks with several ways to keep each (see `blocks`), at two or
 three resolutions: a few large blocks with many ways, which is best for mild budgets, and many small ones with
-a few ways, which go lower. One table of the dynamic programme (see `table`) serves all budgets. The model's
+a few ways, which go lower. One table of the dynamic programme (see `table`) answers all budgets. The model's
 bytes are near the truth but not the truth, so plans for neighbouring memories are turned into orders of runs
 and judged by the simulator: bisection finds the largest memory whose plan fits, and its neighbours are looked
 at too.
@@ -13,8 +13,8 @@ at too.
 Complexity: the tables take about a second for 1000 ops and are remembered for the last few graphs; a
 budget then takes some twenty simulations.
 
-Limits: what leaves a block is kept until its backward unless the whole block runs again. First runs stay in
-program order. Graphs with few cheap cuts have few good blocks.
+Limits: what leaves a block is kept until its backward unless the whole block is recomputed. First runs stay
+in program order. Graphs with few cheap cuts have few good blocks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Orders = tuple[list[str], list[str]]
 
 @dataclass(frozen=True)
 class Resolution:
-    """How to look at a graph: at most so many stages, blocks of so many of them, so many ways for each.
+    """How to look at a graph: the most stages, how many of them make a block, and the ways for each block.
 
     `orders` is how many plans to offer as candidates, `units` that of the table.
     """
@@ -63,7 +63,7 @@ RESOLUTIONS = (
     ),
     (5000, (Resolution(8, (1, 2, 4, 8), 10, 8), Resolution(48, (1, 2, 3, 5), 6, 14))),
 )
-"""The resolutions for graphs of up to so many ops."""
+"""The resolutions for graphs of up to that number of ops."""
 
 COARSE = (Resolution(4, (1, 2, 4), 8, 4, 1000), Resolution(48, (1, 2, 4), 4, 10))
 
@@ -100,7 +100,7 @@ def rotor_orders(graph: Graph, *, density: int = 1) -> Iterator[Orders]:
 
 
 class _Model:
-    """A graph at one resolution: the table of its chain, and plans by row, a row being so many units."""
+    """A graph at one resolution: the table of its chain, and plans by row, a row being a number of units."""
 
     def __init__(self, graph: Graph, resolution: Resolution) -> None:
         self.graph, self.resolution = graph, resolution

@@ -13,15 +13,15 @@ option saves until its backward, or the stages from s to k-1 run and keep nothin
     C(s, t, m) = min( min over options o of s:  forward_o + C(s + 1, t, m - saved_o) + backward_o,
                       min over s < k <= t:  forwards of s..k-1 + C(k, t, m - output of k-1) + C(s, k - 1, m) )
 
-each only where m has room for its own runs: d(t+1) and what the stages write, with their temporaries, on
+each only where m is enough for its own runs: d(t+1) and what the stages write, with their temporaries, on
 the way forward; d(s+1), what is saved and the backward's temporaries on the way back. Three extensions leave
 the recurrence as it is: an option may span several stages and treat them as one; bytes that a(i) and a(j)
-have in common (a skip across stages) count once; a backward may leave bytes behind for good (gradients of
+have in common (a skip across stages) count once; a backward may leave bytes for good (gradients of
 parameters), for which m is counted from the bottom so that the left part needs no shift.
 Equal stages recover Gruslys et al. (2016).
 
 Complexity: O(n³ · units), in numpy, which is about a second for 100 stages and 500 units, and twice
-8 · n² · units bytes. One table serves every memory up to its own: a whole frontier costs one programme.
+8 · n² · units bytes. One table answers every memory up to its own: a whole frontier costs one programme.
 
 Limits: bytes are rounded up to memory / units, so a memory that only just suffices may be refused. What has
 been kept stays until its backward (the paper's persistent schedules), and a left part waits for its right.
@@ -109,6 +109,7 @@ class ChainTable:
     ) -> None:
         check_chain(stages, memory, units)
         self.stages = tuple(stages)
+        # Rounded up, so that `units` rows reach the whole memory; never below a byte.
         self.unit = max(-(-memory // units), 1)
         self.rows = memory // self.unit + 1
         self._measure(shared)
@@ -142,18 +143,19 @@ class ChainTable:
         self.forward = [s.options[0].forward if s.forward is None else s.forward for s in stages]
         gradient = [s.output if s.gradient is None else s.gradient for s in stages]
         later: list[int] = np.cumsum([0, *(s.leaves for s in reversed(stages))])[::-1].tolist()
-        self.behind = [later[i + 1] + gradient[i] for i in range(count)]
+        self.after = [later[i + 1] + gradient[i] for i in range(count)]
         output = [0, *(s.output for s in stages)]
         self.fresh = [
             [output[j] - (shared[i][j] if shared is not None and j > i else 0) for j in range(count + 1)]
             for i in range(count)
         ]
         temps = [s.options[0].forward_temp if s.temp is None else s.temp for s in stages]
-        self.room = [self.fresh[i][i + 1] + temps[i] for i in range(count)]
+        self.work = [self.fresh[i][i + 1] + temps[i] for i in range(count)]
 
     def _fill(self) -> None:
         count = len(self.stages)
         skips = np.full((count, count, self.rows), np.inf)
+        # From the end, since a part is made of parts that begin later or end earlier.
         for first in range(count - 1, -1, -1):
             kept = self._kept(first)
             self._skipped(first, skips)
@@ -162,6 +164,8 @@ class ChainTable:
                 if last > first:
                     split = skips[first + 1 : last + 1, last] + self.seconds[first, first:last]
                     for row, need in zip(split, self._needs(first, last), strict=True):
+                        # Rows with too little memory for the way to the cut: closed, whatever the parts would
+                        # cost.
                         row[: self._up(need)] = np.inf
                     best = np.minimum(best, split.min(axis=0))
                 self.seconds[first, last] = best
@@ -174,6 +178,8 @@ class ChainTable:
             end = first + option.stages - 1
             if end >= count:
                 continue
+            # Without its output written, nothing after the block could run: it has to be the last of its
+            # part.
             until = end + 1 if option.closes else count
             time = _shifted(self.seconds[end + 1, end:until], self._up(option.saved))
             time += option.forward + option.backward
@@ -185,8 +191,8 @@ class ChainTable:
 
     def _option_need(self, option: Option, end: int, last: int) -> int:
         """The bytes that the own runs of an option take, forward beside d(last+1) and backward."""
-        forward = self.behind[last] + option.forward_temp
-        return option.saved + max(forward, self.behind[end] + option.backward_temp)
+        forward = self.after[last] + option.forward_temp
+        return option.saved + max(forward, self.after[end] + option.backward_temp)
 
     def _skipped(self, first: int, skips: Floats) -> None:
         """skips[k, t] = seconds of going from the first stage to k, then C(k, t), with a(k) set aside."""
@@ -201,8 +207,8 @@ class ChainTable:
         most, needs = 0, []
         for stage in range(first, last):
             held = self.fresh[first][stage] if stage > first else 0
-            most = max(most, held + self.room[stage])
-            needs.append(self.behind[last] + most)
+            most = max(most, held + self.work[stage])
+            needs.append(self.after[last] + most)
         return needs
 
     def _actions(self, row: int) -> list[Action]:
@@ -224,6 +230,7 @@ class ChainTable:
         seconds = choices.seconds + self.seconds[choices.goes_on, last, np.maximum(left, 0)]
         seconds[len(choices.options) :] += self.seconds[first, first:last, row]
         seconds[(left < 0) | (row < choices.needs)] = np.inf
+        # The first of equal ones, and options come before splits: keeping wins a tie.
         best = int(seconds.argmin())
         rest = int(choices.goes_on[best]), last, int(left[best])
         if best < len(choices.options):
@@ -275,7 +282,7 @@ class _Choices:
 
 
 def _shifted(rows: Floats, by: int) -> Floats:
-    """The same times with so many units less to spend."""
+    """The same times with n units less to spend."""
     moved = np.full_like(rows, np.inf)
     if by < rows.shape[1]:
         moved[:, by:] = rows[:, : rows.shape[1] - by]

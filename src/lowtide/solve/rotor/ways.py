@@ -5,7 +5,7 @@ of its forward and of its backward. A captured graph has ops.
 
 Method: in the manner of Zhao, Le Hellard, Eyraud-Dubois, Gusak, Beaumont, "Rockmate" (2023), with a greedy
 choice in place of their integer programme. Of the values that the block's backward reads one after the
-other is dropped, the least seconds per byte first, where a dropped value is computed again from what crosses
+other is dropped, the least seconds per byte first, where a dropped value is recomputed from what crosses
 into the block and from what is still kept. A few of these sets become ways. In the backward a dropped value
 is computed right before its first reader. Sizes and temporaries are measured by replaying the runs.
 
@@ -41,9 +41,9 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a run takes: bytes of room, its writes with their bytes, and the droppable values that it uses."""
+    """What a run takes: bytes at work, its writes with their bytes, and the droppable values that it uses."""
 
-    room: int
+    work: int
     writes: tuple[tuple[str, int], ...]
     touches: tuple[str, ...]
 
@@ -95,7 +95,9 @@ class Places:
         last = {value: index for index, run in enumerate(traffic) for value in run.touches}
         now = most = start
         for index, run in enumerate(traffic):
-            most = max(most, now + run.room)
+            # Everything that a run writes counts beside what is there, also what is there already: it writes
+            # beside it.
+            most = max(most, now + run.work)
             for value, size in run.writes:
                 if value not in there:
                     now += size
@@ -136,7 +138,7 @@ class Block:
 
     @cached_property
     def writer(self) -> dict[str, Op]:
-        """The op that may write each value of the block again."""
+        """The op that may recompute each value of the block."""
         ops = [self.places.graph.op[name] for name in self.forward]
         return {v: op for op in ops if op.kind != "pinned" for v in op.writes if v in self.places.size}
 
@@ -159,6 +161,7 @@ class Block:
         """Equal for blocks that have the same ways."""
         graph, places = self.places.graph, self.places
         number: dict[str, int] = {}
+        # Names replaced by numbers in the order of first use: layers that differ only in names get one key.
         parts: list[object] = [self.last - self.first, self.at_end, len(self.forward), self.gradient]
         for name in self.ops:
             op = graph.op[name]
@@ -229,6 +232,7 @@ class Block:
             if value not in kept:
                 continue
             price, runs = self._price(value, kept, again)
+            # Lazily: the price is that of when it was pushed. If it has risen since, it waits for its turn.
             if heap and price > heap[0][0]:
                 heapq.heappush(heap, (price, value))
                 continue
@@ -241,7 +245,7 @@ class Block:
             yield value, self.places.seconds(runs)
 
     def _price(self, value: str, kept: set[str], again: set[str]) -> tuple[float, set[str]]:
-        """The seconds per byte of computing a value again instead of keeping it, and the runs it takes."""
+        """The seconds per byte of recomputing a value instead of keeping it, and the runs it takes."""
         runs = self._closure([value], kept, again)
         return self.places.seconds(runs) / max(self.places.size[value], 1), runs
 
@@ -257,7 +261,7 @@ class Block:
         return runs
 
     def _back(self, kept: set[str]) -> list[str]:
-        """The backward with each dropped value computed again right before its first reader."""
+        """The backward with each dropped value recomputed right before its first reader."""
         op, there = self.places.graph.op, set(kept)
         runs: list[str] = []
         for name in self.backward:

@@ -2,13 +2,14 @@
 
 Problem: bring the resident bytes of every run of a tape under a budget, for little extra time.
 
-Method: let the *excess* be the sum over runs of the bytes above the budget: an area, because it sees
-progress that the maximum hides. A *gap* is a stretch between two neighbouring events of a value over which
-it is only waiting; the first event belongs to it where its run could write in the value's place. A move
-closes a gap: the value is dropped after the first event and its op runs again right before the second; what
-that op reads and is gone by then is kept or recomputed in turn (see `moves`). Moves are taken by least extra
-seconds per (excess removed)^exponent until the excess is zero. Then repeated runs that the budget does not
-need are taken away, dearest first.
+Method: let the *excess* be the sum over runs of the bytes above the budget: an area, because it sees progress
+that the maximum hides. A *gap* is a stretch between two neighbouring events of a value over which it is only
+waiting; the first event belongs to it where its run could write in the value's place. A move closes a gap:
+the value is dropped after the first event and recomputed right before the second; what that op reads and is
+gone by then is kept or recomputed in turn (see `moves`). Moves are taken by least extra seconds per (excess
+removed)^exponent until the excess is zero. (DTR, Kirisame et al. 2021, evicts by seconds per byte and
+staleness while a step runs; here the whole step is known, so a gain is counted where it matters.) Then
+repeated runs that the budget does not need are taken away, dearest first.
 
 The next move comes from a heap that starts with optimistic scores (the value's whole gap gains, only its
 own op costs) and evaluates a move only when it comes up: applied to the tape, measured, taken back. Gains
@@ -59,6 +60,7 @@ class Descent:
             if excess > LEAST_PROGRESS * before or tape.edits >= self.limit:
                 if self.moves.reach >= LONGEST or tape.edits >= self.limit:
                     return False
+                # Longer moves are tried only now, since trying them costs most.
                 self.moves.reach *= 4
         return True
 
@@ -66,17 +68,23 @@ class Descent:
         """Put every gap that covers a run above the budget on the heap, with an optimistic score."""
         tape, facts = self.tape, self.facts
         over = np.maximum(tape.mem - self.budget, 0)
+        # Prefix sums: the excess under any gap, and how many runs of it are too high, in O(1) each.
         area = np.concatenate(([0], np.cumsum(over))).tolist()
         count = np.concatenate(([0], np.cumsum(over > 0))).tolist()
         self.heap = []
         for value, events in enumerate(tape.events):
             writer, size = facts.writer[value], facts.size[value]
-            if not facts.again[writer] or not size:
+            if not facts.recomputable[writer] or not size:
                 continue
             for before, after in pairwise(events):
                 start = tape.waits_from(value, before)
                 hot = count[after] - count[start]
+                # A gap that ends with the writer's own run is closed already: the value is written anew
+                # there.
                 if hot and tape.at[after] != writer:
+                    # Optimistic on both sides, so that no good move is missed: a run may be above by less
+                    # than the size, and the op's inputs may be gone. What is real is measured when the move
+                    # comes up.
                     gain = min(size * hot, area[after] - area[start])
                     self.push(value, after, Move(facts.seconds[writer], gain))
 
@@ -88,32 +96,36 @@ class Descent:
         while self.heap and self.tape.edits < self.limit:
             _, value, after = heapq.heappop(self.heap)
             ways = self.moves.ways(value, after)
-            after = self.make_room(after, max(map(len, ways), default=0))
+            after = self.make_slots(after, max(map(len, ways), default=0))
             move = self.moves.best(ways, after)
             if move is None:
                 continue
             best = self.heap[0][0] if self.heap else inf
+            # The score was out of date: back it goes with the true one. The tolerance keeps near-ties from
+            # being evaluated over and over.
             if move.score(self.exponent) > best + self.tolerance * abs(best):
                 self.push(value, after, move)
                 continue
-            self.take(move, after)
+            self.commit(move, after)
+            # Cheaper than summing the excess, and enough to stop.
             if self.tape.mem.max() <= self.budget:
                 return
 
-    def make_room(self, after: int, count: int) -> int:
+    def make_slots(self, after: int, count: int) -> int:
         """See to it that there are free slots before a run; returns where that run is then."""
         tape = self.tape
-        if not count or tape.room(after, count):
+        if not count or tape.free_slots(after, count):
             return after
-        room = 2 * count + 4
-        tape.widen(after, room)
+        # Twice what is needed, since moves gather at the same places; else the next one would widen anew.
+        slots = 2 * count + 4
+        tape.widen(after, slots)
         # Slots keep their order, and so does the heap.
         self.heap = [
-            (score, value, slot + room if slot >= after else slot) for score, value, slot in self.heap
+            (score, value, slot + slots if slot >= after else slot) for score, value, slot in self.heap
         ]
-        return after + room
+        return after + slots
 
-    def take(self, move: Move, after: int) -> None:
+    def commit(self, move: Move, after: int) -> None:
         """Apply a move for good, and put the gaps it made on the heap."""
         tape, facts = self.tape, self.facts
         self.moves.apply(move.runs, move.later, after)
@@ -121,7 +133,7 @@ class Descent:
         for slot in self.moves.added:
             op = tape.at[slot]
             for other in facts.reads[op] + facts.writes[op]:
-                if other not in seen and facts.again[facts.writer[other]]:
+                if other not in seen and facts.recomputable[facts.writer[other]]:
                     seen.add(other)
                     self.push_new(other, slot)
 
@@ -130,6 +142,7 @@ class Descent:
         tape, facts = self.tape, self.facts
         events = tape.events[value]
         index = events.index(slot)
+        # The gaps on both sides of the new run, and their neighbours, whose bytes it has changed.
         for at in range(max(index - 1, 1), min(index + 3, len(events))):
             before, after = events[at - 1], events[at]
             if tape.at[after] == facts.writer[value]:
@@ -165,12 +178,14 @@ def prune(tape: Tape, budget: int, *, limit: int | None = None) -> None:
             op = tape.at[slot]
             if tape.runs[op][0] == slot and not tape.vain(op):
                 continue
+            # Only the slots that the removal touches can have risen above the budget.
             tape.low, tape.high = len(tape.at), 0
             tape.remove(slot)
             if tape.mem[tape.low : tape.high + 1].max() > budget:
                 tape.insert(op, slot)
             else:
                 removed += 1
+        # One removal may make another possible (its inputs are needed for less long), so go on until none is.
         if not removed:
             return
 

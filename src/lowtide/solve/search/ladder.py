@@ -51,6 +51,7 @@ class Ladder:
         """Keep a plan that improves on those so far, and let go of those it improves on."""
         if not self.improves(rung.peak, rung.seconds):
             return
+        # The new rung beats those that are neither smaller nor faster.
         kept = [other for other in self.rungs if other.peak < rung.peak or other.seconds < rung.seconds]
         index = bisect_right([other.peak for other in kept], rung.peak)
         self.rungs = [*kept[:index], rung, *kept[index:]]

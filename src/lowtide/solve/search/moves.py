@@ -1,7 +1,7 @@
 """The moves of the greedy descent: ways to close a gap, and what each of them would do.
 
 Problem: a value waits between two neighbouring events while there is too much on the device. Dropping it
-there means to run its op again right before the second event, and what that op reads may be gone by then.
+there means to recompute it right before the second event, and what that op reads may be gone by then.
 
 Method: three policies for inputs that are gone (keep them until there, keep them only where that fits the
 budget, recompute them in turn) give up to three lists of ops to run. Where a later run recomputes one of
@@ -25,8 +25,8 @@ from .tape import Tape
 
 __all__ = ["Move", "Moves"]
 
-KEEP, MIXED, AGAIN = "keep", "mixed", "again"
-POLICIES = (KEEP, MIXED, AGAIN)
+KEEP, MIXED, RECOMPUTE = "keep", "mixed", "recompute"
+POLICIES = (KEEP, MIXED, RECOMPUTE)
 
 
 @dataclass
@@ -44,6 +44,7 @@ class Move:
 
     def score(self, exponent: float) -> float:
         """Less is better; a move that costs nothing is ranked by what it gains."""
+        # A move may even save time, when it makes a later run superfluous: such moves come first.
         if self.seconds <= 0:
             return -self.gain
         return float(self.seconds / self.gain**exponent)
@@ -73,6 +74,7 @@ class Moves:
         ways: list[list[int]] = []
         for policy in POLICIES:
             runs = self.collect(value, after, policy)
+            # The three policies often agree; each distinct list is tried once.
             if runs and runs not in ways:
                 ways.append(runs)
         return ways
@@ -82,6 +84,8 @@ class Moves:
         best: Move | None = None
         for runs in ways:
             later = self.later(runs, after)
+            # Taking a later run away saves its seconds but keeps its value for longer: which is better is
+            # measured.
             for hoist in (True, False) if later else (False,):
                 move = self.measure(runs, later if hoist else [], after)
                 if move.gain > 0 and (best is None or move.score(self.exponent) < best.score(self.exponent)):
@@ -93,6 +97,8 @@ class Moves:
         facts = self.facts
         runs: list[int] = []
         seen: set[int] = set()
+        # Depth first, each op twice on the stack: once to visit its inputs, once (ready) to be run after
+        # them.
         todo = [(facts.writer[value], False)]
         while todo:
             op, ready = todo.pop()
@@ -115,9 +121,9 @@ class Moves:
         """Whether an input has to be recomputed, rather than wait until there."""
         tape = self.tape
         before, there = tape.around(value, after)
-        if there or not self.facts.again[self.facts.writer[value]]:
+        if there or not self.facts.recomputable[self.facts.writer[value]]:
             return False
-        if policy is AGAIN:
+        if policy is RECOMPUTE:
             return True
         top = tape.mem[tape.waits_from(value, before) : after].max(initial=0)
         return int(top) + self.facts.size[value] > self.budget
@@ -145,7 +151,7 @@ class Moves:
         """Edit the tape: run ops right before `after`, and take later runs away."""
         tape = self.tape
         tape.low, tape.high = len(tape.at), 0
-        self.added = tape.room(after, len(runs))
+        self.added = tape.free_slots(after, len(runs))
         self.removed = [(tape.at[slot], slot) for slot in later]
         for op, slot in zip(runs, self.added, strict=True):
             tape.insert(op, slot)

@@ -40,11 +40,21 @@ class _Facts(ctypes.Structure):
     _fields_ = (
         ("ops", ctypes.c_int32),
         ("values", ctypes.c_int32),
-        ("given", ctypes.c_int64),
+        ("fixed", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("read_at", "reads", "write_at", "writes", "take_at", "takes")),
         *(
             (name, ctypes.c_void_p)
-            for name in ("writer", "size", "own", "held", "state", "saves", "seconds", "again", "can_wait")
+            for name in (
+                "writer",
+                "size",
+                "own",
+                "held",
+                "state",
+                "saves",
+                "seconds",
+                "recomputable",
+                "can_wait",
+            )
         ),
     )
 
@@ -113,7 +123,7 @@ class NativeFacts:
         self.arrays: dict[str, npt.NDArray[Any]] = {
             "writer": np.array(facts.writer, dtype=np.int32),
             "seconds": np.array(facts.seconds, dtype=np.float64),
-            "again": np.array(facts.again, dtype=np.uint8),
+            "recomputable": np.array(facts.recomputable, dtype=np.uint8),
             "can_wait": np.array(facts.can_wait, dtype=np.uint8),
             **{
                 name: np.array(getattr(facts, name), dtype=np.int64)
@@ -125,7 +135,7 @@ class NativeFacts:
             self.arrays[f"{one}_at"] = starts.astype(np.int32)
             self.arrays[f"{one}s"] = np.array([v for values in many for v in values], dtype=np.int32)
         pointers = {name: array.ctypes.data for name, array in self.arrays.items()}
-        self.struct = _Facts(len(facts.own), len(facts.size), facts.given, **pointers)
+        self.struct = _Facts(len(facts.own), len(facts.size), facts.fixed, **pointers)
 
 
 class NativeTape:

@@ -3,9 +3,9 @@
 Problem: program order is what autograd happened to record. A weight gradient that is formed at the end holds
 its layer's input and gradient all that time; one that frees nothing yet could wait.
 
-Method: list scheduling. At every step the next op is the first in program order, but an op that is ready
-and leaves fewer bytes than it found goes before it (`eager`), and, in the other order, an op that frees
-nothing is put off until something reads it or until it does free (`lazy`). Bytes are counted as when
+Method: list scheduling (Graham 1966). At every step the next op is the first in program order, but an op that
+is ready and leaves fewer bytes than it found goes before it (`eager`), and, in the other order, an op that
+frees nothing is put off until something reads it or until it does free (`lazy`). Bytes are counted as when
 everything is kept. Random and pinned ops keep their order among themselves, so that the random numbers stay
 what they were, and the forward stays before the backward.
 
@@ -63,6 +63,7 @@ class _Scheduler:
         """The runs that must come before this one."""
         writers = (self.graph.writer.get(value) for value in op.reads)
         needs = {place[writer.name] for writer in writers if writer is not None}
+        # A chain through the ops that are not pure: each needs the one before it.
         if op.kind != "pure":
             fixed = (i for i in range(index - 1, -1, -1) if self.ops[i].kind != "pure")
             needs.update(i for i in (next(fixed, None),) if i is not None)
@@ -76,14 +77,14 @@ class _Scheduler:
                     self.offer(index)
             for index in phase:
                 if not self.done[index] and not (self.put_off and self.can_wait(index)):
-                    self.take(index)
+                    self.schedule(index)
             for index in phase:
                 if not self.done[index]:
-                    self.take(index)
+                    self.schedule(index)
         names = [self.ops[index].name for index in self.order]
         return names[: self.split], names[self.split :]
 
-    def take(self, index: int) -> None:
+    def schedule(self, index: int) -> None:
         """Run what this one needs and then itself, and with it all that is ready and frees memory."""
         stack = [index]
         while stack:
@@ -107,6 +108,7 @@ class _Scheduler:
         self.order.append(index)
         for value in self.ops[index].reads:
             self.left[value] -= 1
+            # Whoever reads it last now frees it.
             if self.left[value] == 1:
                 for other in self.readers[value]:
                     self.offer(other)

@@ -11,10 +11,12 @@ Method, in this order:
 2. *Plant* the plans of other methods (see `seeds`), and *graft*: descend to each target from the plans right
    above it.
 3. *Bisect*: between the last target reached and the first one missed, look for the smallest peak.
-4. *Improve*: take some repeated runs of a plan away at random, within a random part of the step, and
-   descend again with some noise in the scores; keep what is better. As long as the effort allows.
-5. *Up*: fill the room between the targets by taking repeated runs away as the budget grows.
-6. *Anneal*, on graphs of up to a hundred ops: put single runs in and out at random, cooling down.
+4. *Improve* (ruin and recreate, Schrimpf et al. 2000; large neighbourhood search, Shaw 1998): take some
+   repeated runs of a plan away at random, within a random part of the step, and descend anew with some noise
+   in the scores; keep what is better. As long as the effort allows.
+5. *Up*: fill the space between the targets by taking repeated runs away as the budget grows.
+6. *Anneal* (simulated annealing, Kirkpatrick et al. 1983), on graphs of up to a hundred ops: put single runs
+   in and out at random, cooling down.
 
 Nothing here depends on a budget, on the clock or on a random seed of the process: the effort is counted in
 edits of the tape, and the noise is a hash. So the same graph gets the same ladder.
@@ -60,14 +62,14 @@ CALL = 200
 """What one turn of `improve` costs besides its edits, in edits."""
 
 HEAT, PRICES = (0.05, 0.002), (30.0, 5.0)
-STEPS, MOST_STEPS, MOST_ROOMS = 500, 1_500_000, 48
+STEPS, MOST_STEPS, MOST_BUDGETS = 500, 1_500_000, 48
 """Of the annealing: first and last heat as shares of the step's seconds, prices of the excess in turn as
 multiples of what would make all of it as dear as the step, steps per op, of all, and how many budgets."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to search: targets so many percent apart, so many orders of first runs, exponents, edits."""
+    """How much to search: targets `step` percent apart, numbers of first orders, of exponents, of edits."""
 
     step: int
     orders: int
@@ -81,7 +83,7 @@ class Effort:
 
 
 def effort_for(ops: int, native: bool) -> Effort:
-    """The effort for a graph of so many ops; without the compiled search it is what takes about as long."""
+    """The effort for a graph of n ops; without the compiled search it is what takes about as long."""
     if not native:
         return _plain_effort(ops)
     if ops <= 100:
@@ -112,11 +114,13 @@ class Search:
         self.native = library() is not None
         self.effort = effort_for(len(graph.ops), self.native)
         self.ladder = Ladder()
+        # 200 more for small graphs, where a descent of few ops still needs many edits to get through.
         self.limit = MOST_EDITS * (len(graph.ops) + 200)
         orders = [self.facts.order(*order) for order in first_orders(graph)]
         tapes = [self.tape(order) for order in orders]
         for tape in tapes:
             self.note(tape)
+        # An order is judged by how low it could go (its largest single run), then by its peak.
         promises = [(self.facts.floor(o), tape.peak()) for o, tape in zip(orders, tapes, strict=True)]
         self.top, self.floor = tapes[0].peak(), min(promises)[0]
         # The orders of first runs to start from: those that can go lowest.
@@ -179,10 +183,12 @@ class Search:
             tapes = [self.attempt(last, target, EXPONENTS[0])]
             for exponent in list(fresh):
                 tapes.append(self.attempt(first, target, exponent))
+                # A fresh start that misses this target will hardly reach the lower ones.
                 if tapes[-1].peak() > target:
                     fresh.remove(exponent)
             fitting = [tape for tape in tapes if tape.peak() <= target]
             missed = 0 if fitting else missed + 1
+            # One miss can be bad luck of a greedy descent; two in a row hardly are.
             if missed == 2:
                 return
             if fitting:
@@ -240,6 +246,7 @@ class Search:
             if edits >= self.effort.edits:
                 return
             best = self.ladder.best(target)
+            # Nothing to improve at this target: look for a smaller peak instead.
             if best is None or not self.short(best.order):
                 best = self.least()
                 target = best.peak - 1 - int((best.peak - self.floor) * chance.choice((0.0, 0.02, 0.1)))
@@ -257,11 +264,13 @@ class Search:
             )
             tape.prune(max(target, tape.peak()))
             self.note(tape)
+            # Making a tape costs about an edit per op, and every turn some fixed time: counted, so that small
+            # moves do not make the search long.
             edits += tape.edits + len(self.graph.ops) + CALL
             self.tell(0.6 + 0.3 * min(edits / self.effort.edits, 1))
 
     def up(self) -> None:
-        """Fill the ladder between the targets: let go of what is run again as the room grows."""
+        """Fill the ladder between the targets: let go of recomputations as the budget grows."""
         first = self.least()
         low, found = first.peak, self.tape(first.order.tolist())
         for step in range(1, self.effort.fine):
@@ -275,13 +284,14 @@ class Search:
             self.note(found)
 
     def anneal(self) -> None:
-        """Put single runs in and out at random, with the room that each rung has up to the next."""
+        """Put single runs in and out at random, with the space that each rung has up to the next."""
         once, ops = self.graph.seconds, len(self.graph.ops)
         heat = (HEAT[0] * once, HEAT[1] * once)
         for sweep in range(self.effort.sweeps):
-            rooms = self.rooms()
-            steps = min(STEPS * ops, MOST_STEPS // (len(rooms) * self.effort.sweeps + 1))
-            for budget in rooms:
+            budgets = self.tight_budgets()
+            # All sweeps together stay within MOST_STEPS, however many rungs the ladder has.
+            steps = min(STEPS * ops, MOST_STEPS // (len(budgets) * self.effort.sweeps + 1))
+            for budget in budgets:
                 start = self.ladder.best(budget) or self.ladder[0]
                 tape = NativeTape(self.facts, start.order.tolist())
                 price = PRICES[sweep % len(PRICES)] * once / (ops * (self.top - budget))
@@ -291,7 +301,7 @@ class Search:
                     self.note(tape)
             self.tell(0.9 + 0.1 * sweep / self.effort.sweeps)
 
-    def rooms(self) -> list[int]:
+    def tight_budgets(self) -> list[int]:
         """The largest budget for which each rung is the answer, largest first, and one below the smallest."""
-        rooms = {rung.peak - 1 for rung in self.ladder if self.floor < rung.peak <= self.top}
-        return sorted(rooms, reverse=True)[:MOST_ROOMS]
+        budgets = {rung.peak - 1 for rung in self.ladder if self.floor < rung.peak <= self.top}
+        return sorted(budgets, reverse=True)[:MOST_BUDGETS]

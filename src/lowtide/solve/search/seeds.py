@@ -32,5 +32,6 @@ def seed_orders(graph: Graph) -> Iterator[tuple[list[str], list[str]]]:
     density = next(density for most, density in DENSITIES if ops <= most)
     if density:
         yield from rotor_orders(graph, density=density)
+    # Every n-th of the sequences, so that about MOST_RUNS runs are simulated whatever the size.
     yield from islice(sequence_orders(graph), 0, None, max(ops * MOST_SEQUENCES // MOST_RUNS, 1))
     yield from smallest_orders(graph)

@@ -6,15 +6,15 @@ bytes look like with one more run here, or one fewer there?
 Method: liveness makes the drops a function of the order, so a value's time in memory is read off its
 sorted *events* (the runs that write or read it): between two neighbouring events it is there if and only if
 the later one reads it. One more run touches only the intervals next to it, of the values it reads and
-writes. Runs sit on sparse *slots* of a fixed array, so that nothing has to move to make room; empty slots
+writes. Runs sit on sparse *slots* of a fixed array, so that nothing has to move to make space; empty slots
 are sunk far below zero and never count. A run puts what it writes in the place of a value that it takes if
 none of that value's later events finds it there; an edit changes this for its own slot and for the last
 events before it of the values that it reads or writes.
 
 Complexity: an edit takes O(log events + length of the changed intervals) per value, the latter in numpy.
-When the room between two runs is used up, `widen` moves all that is behind in O(runs + reads + writes).
+When the space between two runs is used up, `widen` moves all that comes later in O(runs + reads + writes).
 
-Limits: a first run stays where it is as long as anything reads it before the op runs again.
+Limits: a first run stays where it is as long as anything reads it before the op's next run.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Facts:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        # Numbers instead of names: the search asks millions of times, and C gets the same arrays.
         self.number = {op.name: index for index, op in enumerate(graph.ops)}
         self.boundary = len(graph.ops)
         droppable = [value for value in graph.values if value.droppable]
@@ -59,6 +60,8 @@ class Facts:
         tangents = [value for value in graph.values if value.kind == "tangent"]
         written = [list(op.writes) for op in graph.ops] + [[value.name for value in tangents]]
         self.writes = [[number[name] for name in names if name in number] for names in written]
+        # What may not be dropped (outputs, gradients) is no value of the tape: it is added for good by its
+        # writer's first run.
         self.held = [
             sum(graph.value[name].bytes for name in names if name not in number) for names in written
         ]
@@ -71,10 +74,11 @@ class Facts:
         self.in_place = any(self.takes)
         self.seconds = [op.seconds for op in graph.ops] + [0.0]
         self.state = [op.state for op in graph.ops] + [0]
-        self.again = [op.kind != "pinned" for op in graph.ops] + [False]
+        self.recomputable = [op.kind != "pinned" for op in graph.ops] + [False]
         read = {name for op in graph.ops for name in op.reads if name not in number}
+        # A reader outside the tape's events would not be seen, so an op with one must run where it stands.
         self.can_wait = [op.kind == "pure" and read.isdisjoint(op.writes) for op in graph.ops] + [False]
-        self.given = graph.fixed_bytes + graph.given_bytes
+        self.fixed = graph.fixed_bytes + graph.given_bytes
         workspace = [op.workspace for op in graph.ops] + [graph.boundary]
         self.own = [
             self.held[op] + bytes_ + sum(self.size[value] for value in self.reads[op] + self.writes[op])
@@ -104,7 +108,7 @@ class Facts:
 
     def floor(self, order: Sequence[int]) -> int:
         """What the largest single run needs with all else dropped: no plan in this order is below it."""
-        held, floor = self.given, 0
+        held, floor = self.fixed, 0
         seen: set[int] = set()
         for op in order:
             floor = max(floor, held + self.own[op] - self.saves[op])
@@ -135,7 +139,9 @@ class Tape:
         self.events: list[list[int]] = [[] for _ in facts.size]
         self.runs: list[list[int]] = [[] for _ in facts.own]
         change = np.zeros(length + 1, dtype=np.int64)
-        self.mem = np.full(length, facts.given - SUNK, dtype=np.int64)
+        # Empty slots carry the bytes that cross them, sunk below zero: a maximum or an excess over a range of
+        # slots then needs no mask, and a run put there only adds SUNK back.
+        self.mem = np.full(length, facts.fixed - SUNK, dtype=np.int64)
         for index, op in enumerate(order):
             slot = SPACING * (index + 1)
             self.at[slot] = op
@@ -166,27 +172,29 @@ class Tape:
         """The runs in order."""
         return [op for op in self.at if op >= 0]
 
-    def widen(self, slot: int, room: int) -> None:
+    def widen(self, slot: int, more: int) -> None:
         """Put free slots before the run at `slot`: it and all later ones move back by that many."""
         facts, op = self.facts, self.at[slot]
         reads = sum(facts.size[value] for value in facts.reads[op])
+        # What crosses the new empty slots: all that is there at the run, less what the run itself adds.
         across = self.mem[slot] + self.saved[slot] - facts.own[op] + reads
         if len(self.runs[op]) > 1 and self.runs[op][0] == slot:
             across -= facts.state[op]
-        self.at[slot:slot] = [-1] * room
-        self.saved[slot:slot] = [0] * room
-        empty = np.full(room, across - SUNK, dtype=np.int64)
+        self.at[slot:slot] = [-1] * more
+        self.saved[slot:slot] = [0] * more
+        empty = np.full(more, across - SUNK, dtype=np.int64)
         self.mem = np.concatenate((self.mem[:slot], empty, self.mem[slot:]))
         for slots in chain(self.events, self.runs):
             if slots and slots[-1] >= slot:
                 index = bisect_left(slots, slot)
-                slots[index:] = [later + room for later in slots[index:]]
+                slots[index:] = [later + more for later in slots[index:]]
 
-    def room(self, slot: int, count: int) -> list[int]:
+    def free_slots(self, slot: int, count: int) -> list[int]:
         """Free slots, evenly spread, right before the run at `slot`; none when there are not enough."""
         before = slot - 1
         while before > 0 and self.at[before] < 0:
             before -= 1
+        # Evenly spread, so that later moves find free slots between these, too.
         if slot - before <= count:
             return []
         return [before + (slot - before) * (index + 1) // (count + 1) for index in range(count)]
@@ -203,7 +211,7 @@ class Tape:
         return events[index - 1], there
 
     def waits_from(self, value: int, event: int) -> int:
-        """The first slot that is relieved when a value is dropped right behind one of its events.
+        """The first slot that is relieved when a value is dropped right after one of its events.
 
         That event's own, if its op could write in the value's place then: the value has the bytes it saves.
         """
@@ -213,6 +221,8 @@ class Tape:
         """Run an op once more at a free slot."""
         self.edits += 1
         facts, mem, at = self.facts, self.mem, self.at
+        # `own` counts every read as if it were there only for this run; what crosses the slot anyway is taken
+        # off below.
         mem[slot] += SUNK + facts.own[op]
         low = slot
         for value in facts.reads[op]:
@@ -281,7 +291,7 @@ class Tape:
             self._save_around(op, slot)
 
     def _save_around(self, op: int, slot: int) -> None:
-        """An edit may have changed what is dropped behind its slot, and behind the last events before it."""
+        """An edit may have changed what is dropped after its slot, and after the last events before it."""
         self._save(slot)
         for value in self.facts.reads[op] + self.facts.writes[op]:
             index = bisect_left(self.events[value], slot)
@@ -303,10 +313,10 @@ class Tape:
         return self.facts.saves[op] if any(self._dies(value, slot) for value in takes) else 0
 
     def _dies(self, value: int, slot: int) -> bool:
-        """Whether a value is dropped behind one of its events."""
+        """Whether a value is dropped after one of its events."""
         events = self.events[value]
-        behind = bisect_left(events, slot) + 1
-        return behind == len(events) or self.at[events[behind]] == self.facts.writer[value]
+        following = bisect_left(events, slot) + 1
+        return following == len(events) or self.at[events[following]] == self.facts.writer[value]
 
     def _hold(self, op: int, was: int) -> None:
         """What an op holds for good is there from its first run on, which was elsewhere before an edit."""
@@ -320,7 +330,7 @@ class Tape:
         self.low, self.high = min(self.low, first, was), max(self.high, first, was)
 
     def vain(self, op: int) -> bool:
-        """Whether an op's first run is for nothing: it runs again, in the same phase, before it is read."""
+        """Whether an op's first run is for nothing: the next, in the same phase, comes before any read."""
         facts, runs = self.facts, self.runs[op]
         if not facts.can_wait[op] or len(runs) < 2:
             return False

@@ -1,4 +1,4 @@
-"""Gruslys et al. 2016: many equal steps, any memory, recomputation at many levels."""
+"""Binomial checkpointing (Gruslys et al. 2016): equal steps, any memory, recomputation at many levels."""
 
 from .actions import Backward, Forward, Load, Pop, Push, actions, replay, schedule
 from .method import sequence, sequence_orders

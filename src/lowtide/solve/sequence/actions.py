@@ -150,7 +150,7 @@ def replay(
     """
     device = _Device(read_problem(steps, slots, keep=keep, internal=internal, held=held))
     for action in actions:
-        device.take(action)
+        device.perform(action)
     if device.left:
         device.refuse(f"the actions end, but steps 0 to {device.left - 1} did not go backward")
     return device.forwards
@@ -162,14 +162,14 @@ class _Device:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.left = problem.steps
-        self.forwards = self.taken = 0
+        self.forwards = self.performed = 0
         self.used = 1 if problem.keep == "hidden" else 0
         self.state: int = 0
         self.ran: int | None = None
         self.stack: list[tuple[Push, int]] = []
         self.stored: set[Push] = set()
 
-    def take(self, action: Action) -> None:
+    def perform(self, action: Action) -> None:
         match action:
             case Forward(start, stop):
                 self.forward(start, stop)
@@ -187,7 +187,7 @@ class _Device:
                 entry, size = self.stack.pop()
                 self.stored.remove(entry)
                 self.used -= size
-        self.taken += 1
+        self.performed += 1
 
     def forward(self, start: int, stop: int) -> None:
         if start != self.state:
@@ -226,4 +226,4 @@ class _Device:
         return state == 0 or Push(state) in self.stored or Push(state - 1, "internal") in self.stored
 
     def refuse(self, reason: str) -> NoReturn:
-        raise ScheduleError(f"action {self.taken}: {reason}", step=self.taken)
+        raise ScheduleError(f"action {self.performed}: {reason}", step=self.performed)

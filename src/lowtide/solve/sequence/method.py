@@ -1,15 +1,17 @@
-"""Sequences of many equal steps: any memory, with recomputation at many levels.
+"""Sequences of many equal steps: binomial checkpointing, in any memory.
 
 Problem: an unrolled recurrent network, or any stack of about equal blocks, under a budget that asks for far
 more than one recomputation.
 
-Method: Gruslys, Munos, Danihelka, Lanctot, Graves, "Memory-Efficient Backpropagation Through Time" (2016).
-`table` counts forward runs (`forward_count`), `actions` makes and checks the best actions for t equal steps
-and m slots (`schedule`, `replay`), `steps` cuts a graph into about equal steps, in several ways. Here, for
-each way, the largest number of slots that fits is found by bisection on the simulator, as more slots never
-take more runs. The fastest schedule of all wins, or the one with the smallest peak when none fits.
+Method: binomial checkpointing (Griewank 1992, *treeverse*; Griewank and Walther 2000, *revolve*; see
+`table`), as Gruslys, Munos, Danihelka, Lanctot, Graves, "Memory-Efficient Backpropagation Through Time"
+(2016), have it for networks. `table` counts forward runs (`forward_count`), `actions` makes and checks the
+best actions for t equal steps and m slots (`schedule`, `replay`), `steps` cuts a graph into about equal
+steps, in several ways. Here, for each way, the largest number of slots that fits is found by bisection on the
+simulator, as more slots never take more runs. The fastest schedule of all wins, or the one with the smallest
+peak when none fits.
 
-What is stored needs no actions of its own here: a state that is read again before it is written again waits
+What is stored needs no actions of its own here: a state that is read before it is next written waits
 in memory, so the order of runs says it all (see `order`). For n equal ops whose backward reads the input, m
 slots of "hidden" give the optimum: `forward_count(n, m)` less n - 1 forward runs, as no step runs once more
 just before its backward.

@@ -1,18 +1,19 @@
 """Loops of unknown length: which states to keep while the loop runs, and how to differentiate it afterwards.
 
 Problem: a loop runs until a condition stops it. At every state it must be decided, with no knowledge of how
-many steps will follow, whether to keep it and which kept one to free for it, so that few steps run again
+many steps will follow, whether to keep it and which kept one to free for it, so that few steps are recomputed
 wherever the loop stops. Slots are those of `forward_count` with "hidden": one is the start state's, and the
 state that the loop is at lies in the workspace.
 
-Method: Wang, Moin, Iaccarino, "Minimal Repetition Dynamic Checkpointing Algorithm for Unsteady Adjoint
-Calculation" (2009) and Stumm, Walther, "New Algorithms for Optimal Online Checkpointing" (2010). Let R be the
-reruns of a step that are allowed by now, and β(s, r) = binom(s+r, s). The part from one kept state to the
-next is solved with the s slots that are free by then, and has at most R reruns of each step if it is of at
-most β(s, R-1) steps. A kept state is dispensable if the part that it would leave is no longer than that.
-(Wang et al. mark such states by levels; lengths hold for any order of freeing them.) When the slots are full,
-a dispensable state makes room; where there is none the new state is passed by, and once more than R steps
-lie behind the last kept state, R becomes R + 1. What is left open is which dispensable state to free:
+Method: online (or dynamic) checkpointing. Wang, Moin, Iaccarino, "Minimal Repetition Dynamic Checkpointing
+Algorithm for Unsteady Adjoint Calculation" (2009) and Stumm, Walther, "New Algorithms for Optimal Online
+Checkpointing" (2010). Let R be the reruns of a step that are allowed by now, and β(s, r) = binom(s+r, s). The
+part from one kept state to the next is solved with the s slots that are free by then, and has at most R
+reruns of each step if it is of at most β(s, R-1) steps. A kept state is dispensable if the part that it would
+leave is no longer than that. (Wang et al. mark such states by levels; lengths hold for any order of freeing
+them.) When the slots are full, a dispensable state makes room; where there is none the new state is passed
+by, and once more than R steps lie after the last kept state, R becomes R + 1. What is left open is which
+dispensable state to free:
 
 - The first one: every part is filled to its β(s, R-1) steps, and R stays the least there is for a loop of
   this length, the one with β(slots, R-1) ≤ steps < β(slots, R). The number of runs is the least too, but only
@@ -21,7 +22,7 @@ lie behind the last kept state, R becomes R + 1. What is left open is which disp
   R is one above the least for the longer loops of a range.
 
 So the first one is freed while R ≤ 2. From there on it is the last one, and only when more than R steps lie
-behind the last kept state.
+after the last kept state.
 
 Complexity: O(slots) per step at worst; on average over a million steps it looks at less than two kept states
 per step, up to 200 slots.
@@ -46,7 +47,7 @@ from .table import forward_count, read_problem
 __all__ = ["Choice", "Online", "finish", "online_count"]
 
 TIGHT = 2
-"""Up to so many reruns, parts are filled to their last step."""
+"""The most recomputations of a step for which parts are filled to their last step."""
 
 
 class Choice(NamedTuple):
@@ -60,7 +61,7 @@ class Online:
     """Chooses the states to keep of a loop whose length nobody knows.
 
     `leave` is told of each state before the loop runs on from it. Wherever the loop stops, `kept` are the
-    states for `finish` to go on from, and no step is run again more than `reruns` times.
+    states for `finish` to go on from, and no step is recomputed more than `reruns` times.
 
         >>> online = Online(slots=2)
         >>> [online.leave(state).keep for state in range(4)]
@@ -116,7 +117,7 @@ class Online:
         return None
 
     def _joins(self, place: int, state: int) -> bool:
-        """Whether the parts before and behind a kept state make one that has few enough steps."""
+        """Whether the parts before and after a kept state make one that has few enough steps."""
         stop = self._kept[place + 1] if place + 1 < self.slots else state
         free = self.slots - place + 1
         return stop - self._kept[place - 1] <= comb(free + self.reruns - 1, free)
@@ -143,7 +144,7 @@ def finish(kept: Sequence[int], steps: int, slots: int) -> Iterator[Action]:
 
 
 def online_count(steps: int, slots: int) -> int:
-    """The number of forward runs of a loop that stops after so many steps, first runs included.
+    """The number of forward runs of a loop that stops after n steps, first runs included.
 
     >>> online_count(1000, 50), forward_count(1000, 50)
     (2950, 2948)

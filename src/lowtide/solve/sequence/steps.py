@@ -46,7 +46,7 @@ class Steps:
 
     @property
     def most_slots(self) -> int:
-        """With so many slots everything is kept that may be."""
+        """The slots with which everything is kept that may be."""
         return len(self.stages) * (self.internal if self.keep == "mixed" else 1)
 
     @property
@@ -55,24 +55,24 @@ class Steps:
         return self.slots_for(MOST_RUNS)
 
     def slots_for(self, runs: int) -> int:
-        """About the fewest slots with which an order has at most so many runs."""
+        """About the fewest slots with which an order has at most `runs` runs."""
         slots = 1
         while slots < self.most_slots and self.runs(slots) > runs:
             slots += slots // 2 + 1
         return min(slots, self.most_slots)
 
     def runs(self, slots: int) -> int:
-        """About how many ops run in the order with so many slots."""
+        """About how many ops run in the order with `slots` slots."""
         keep: Keep = "internal" if self.keep == "internal" else "hidden"
         count = forward_count(len(self.stages), slots, keep=keep)
         return len(self.stages.graph.ops) + count * sum(map(len, self.stages.forward)) // len(self.stages)
 
     def order(self, slots: int) -> Order:
-        """The order of runs with so many slots."""
+        """The order of runs with `slots` slots."""
         return self.stages.order(self._actions(slots))
 
     def orders(self, runs: int) -> Iterator[Order]:
-        """Orders of about so many runs in all: every number of slots, or several in geometric progression."""
+        """Orders of about `runs` runs in all: every number of slots, or several in geometric progression."""
         count = runs // self.runs(self.most_slots)
         for slots in _several(self.slots_for(runs // 3), self.most_slots - 1, count):
             if runs > 0:
@@ -145,7 +145,7 @@ def _even(weights: Sequence[float], crossing: Sequence[int], count: int) -> Iter
 
 
 def _several(low: int, high: int, count: int) -> list[int]:
-    """About so many whole numbers from low to high, denser at the low end; none where there are none."""
+    """About `count` whole numbers from low to high, denser at the low end; none where there are none."""
     if count > high - low:
         return list(range(low, high + 1))
     parts = max(count - 1, 1)

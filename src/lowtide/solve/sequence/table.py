@@ -1,13 +1,16 @@
 """How many forward runs a sequence of equal steps takes, and where to store the next state: numbers only.
 
-Problem: `steps` equal steps, one behind the other, are differentiated with `slots` slots to store states in.
+Problem: `steps` equal steps, one after the other, are differentiated with `slots` slots to store states in.
 How often must a step run forward, at least, and which state is the next one to store?
 
-Method: Gruslys, Munos, Danihelka, Lanctot, Graves, "Memory-Efficient Backpropagation Through Time" (2016). A
-*hidden* state is what a step hands on; an *internal* state is all that the backward of a step reads, the
-state that it hands on included. From a start state, y steps run and the state that they lead to is stored;
-the right part is solved with the slots that are left, then the left part with all of them. With C(0, m) = 0
-and C(t, 1) = t(t+1)/2:
+Method: binomial checkpointing. Griewank, "Achieving logarithmic growth of temporal and spatial complexity in
+reverse automatic differentiation" (1992) has the idea and its program *treeverse*; Griewank and Walther,
+"Algorithm 799: revolve" (2000) the least number of runs for any number of steps. Gruslys, Munos, Danihelka,
+Lanctot, Graves, "Memory-Efficient Backpropagation Through Time" (2016) found the same recurrence ("hidden",
+their BPTT-HSM) and two more ("internal", BPTT-ISM; "mixed", BPTT-MSM). A *hidden* state is what a step hands
+on; an *internal* state is all that the backward of a step reads, the state that it hands on included. From a
+start state, y steps run and the state that they lead to is stored; the right part is solved with the slots
+that are left, then the left part with all of them. With C(0, m) = 0 and C(t, 1) = t(t+1)/2:
 
 - hidden: C(t, m) = min over 1 ≤ y < t of  y + C(t-y, m-1) + C(y, m),  and C(1, m) = 1;
 - internal: C(t, m) = min over 1 ≤ y ≤ t of  y + C(t-y, m-1) + C(y-1, m);
@@ -15,7 +18,7 @@ and C(t, 1) = t(t+1)/2:
   is stored already (y = 1).
 
 Let β(s, r) = binom(s+r, s), r the least with β(s, r) ≥ l, and p(l, s) = r·l - binom(s+r, s+1). Then the first
-is p(t, m) + t and the second p(t+1, m): p is the recurrence of Griewank and Walther (2000), the best y are
+is p(t, m) + t and the second p(t+1, m): p is the count of revolve, the best y are
 those with β(s, r-2) ≤ y ≤ β(s, r-1) and β(s-1, r-1) ≤ l-y ≤ β(s-1, r), and no table is needed. The third is
 not convex in t and takes a table.
 
@@ -49,7 +52,7 @@ MOST_CELLS = 1 << 24
 
 
 class Split(NamedTuple):
-    """Run `ahead` steps, then store a state of that kind, which takes so many slots."""
+    """Run `ahead` steps, then store a state of that kind, which takes `slots` slots."""
 
     ahead: int
     what: What

@@ -3,13 +3,13 @@
 Problem: as in `table`, but with sizes as they are. A stored state takes `state` bytes, the recording of a
 step (all that its backward reads, the state that it hands on included) takes `record` bytes, and
 `room` bytes are there for both, beside one step that is being worked on. Which states are stored, which steps
-are recorded, so that the fewest steps run again?
+are recorded, so that the fewest steps are recomputed?
 
 Method: the "mixed" strategy of Gruslys et al. 2016, in another shape. As a recording takes no less than the
-state that is part of it, it never pays to store one while steps further on run again: storing states only,
-and recording a *leaf* of several steps at the end of each descent, takes as few runs (compared with the full
-recurrence over both kinds in the tests). With j states stored, a leaf may have
-L(j) = 1 + floor((room - j·state) / record) steps: leaves taper off to the right. So
+state that is part of it, it never pays to store one while steps further on are recomputed: storing states
+only, and recording a *leaf* of several steps at the end of each descent, takes as few runs (compared with the
+full recurrence over both kinds in the tests). With j states stored, a leaf may have L(j) = 1 + floor((room -
+j·state) / record) steps: leaves taper off to the right. So
 
     F(t, j) = t                                               if t ≤ L(j),
     F(t, j) = min over y of  y + F(t-y, j+1) + F(y, j)        otherwise.
@@ -42,11 +42,11 @@ SHORT = 40
 """All ways to split a part of so few steps are tried."""
 
 MANY = 4_000
-"""After so many parts only one way is tried for each."""
+"""Parts after which only one way is tried for each."""
 
 
 def leaf_sizes(steps: int, *, room: int, state: int, record: int) -> tuple[int, ...]:
-    """The most steps in a leaf, by the number of states stored before it; the start state takes no room.
+    """The most steps in a leaf, by the number of states stored before it; the start state takes no bytes.
 
     >>> leaf_sizes(100, room=10, state=2, record=3)
     (4, 3, 3, 2, 1, 1)
@@ -56,7 +56,7 @@ def leaf_sizes(steps: int, *, room: int, state: int, record: int) -> tuple[int, 
 
 
 class Tapered:
-    """The best tree found for so many steps and leaves: a problem as `actions` takes it.
+    """The best tree found for a number of steps and leaves: a problem as `actions` takes it.
 
     `slots` counts levels: all of them at the start, one less for each state that is stored.
     """
@@ -99,6 +99,7 @@ class Tapered:
                 todo += missing
                 continue
             counts = [(ahead + sum(self._found[side][0] for side in sides), ahead) for ahead, *sides in ways]
+            # At equal counts the shorter left part.
             self._found[part] = min(counts) if counts else self._most.two_runs(*part)
             todo.pop()
         return self._found[steps, level]
@@ -109,6 +110,7 @@ class Tapered:
         assert passes is not None, "a part was made that cannot be done"
         if passes <= 2:
             return []
+        # Outside of these bounds one of the parts would need more runs per step than the whole does.
         low = max(1, steps - self._most.steps(passes, level + 1))
         high = min(self._most.steps(passes - 1, level), steps - 1)
         few = steps > SHORT
@@ -160,6 +162,6 @@ class _Capacity:
             return steps, steps
         deepest = bisect_left(self.ends, self.ends[level] + steps) - 1
         last = self.leaves[deepest]
-        spare = self.ends[deepest + 1] - self.ends[level] - steps
-        first = max(self.leaves[level] - spare, 1)
+        unused = self.ends[deepest + 1] - self.ends[level] - steps
+        first = max(self.leaves[level] - unused, 1)
         return 2 * steps - last, first

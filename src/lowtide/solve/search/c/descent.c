@@ -7,12 +7,12 @@
 
 #include "tape.h"
 
-#define REACH 8
-#define LONGEST 32
+#define REACH 8 /* these three as in `greedy.py`, which says where they come from */
+#define LONGEST 32 /* REACH times a power of four, or a move outgrows its arrays */
 #define LEAST_PROGRESS 0.95
-#define LATER 64
+#define LATER 64 /* inputs per run of a move that the stack has places for */
 
-enum { KEEP, MIXED, AGAIN, POLICIES };
+enum { KEEP, MIXED, RECOMPUTE, POLICIES };
 
 typedef struct {
     double score;
@@ -31,7 +31,7 @@ typedef struct {
     double exponent, tolerance, noise;
     uint64_t seed;
     i64 limit; /* of edits, after which it gives up */
-    i32 reach, entries, room;
+    i32 reach, entries, capacity;
     Entry *heap;
     i32 *seen, mark;   /* ops that the present walk has seen carry its mark */
     i32 *fresh, marks; /* values that the present move has put on the heap carry its mark */
@@ -62,9 +62,9 @@ static int before(const Entry *a, const Entry *b) {
 }
 
 static void push(Descent *d, i32 value, i32 after, double rank) {
-    if (d->entries == d->room) {
-        d->room = d->room ? 2 * d->room : 256;
-        d->heap = realloc(d->heap, (size_t)d->room * sizeof(Entry));
+    if (d->entries == d->capacity) {
+        d->capacity = d->capacity ? 2 * d->capacity : 256;
+        d->heap = realloc(d->heap, (size_t)d->capacity * sizeof(Entry));
     }
     Entry entry = {rank, value, after};
     i32 at = d->entries++;
@@ -95,8 +95,8 @@ static int fetches(const Descent *d, i32 value, i32 after, int policy) {
     const Tape *t = d->tape;
     int there;
     i32 last = tape_around(t, value, after, &there);
-    if (there || !t->facts->again[t->facts->writer[value]]) return 0;
-    if (policy == AGAIN) return 1;
+    if (there || !t->facts->recomputable[t->facts->writer[value]]) return 0;
+    if (policy == RECOMPUTE) return 1;
     i32 start = tape_waits_from(t, value, last);
     return profile_most(&t->mem, start, after) + t->facts->size[value] > d->budget;
 }
@@ -121,6 +121,7 @@ static i32 collect(Descent *d, i32 value, i32 after, int policy, i32 *runs) {
         for (i32 r = f->read_at[op]; r < f->read_at[op + 1]; r++) {
             i32 other = f->reads[r];
             if (d->seen[f->writer[other]] == d->mark || !fetches(d, other, after, policy)) continue;
+            /* More inputs than any real op of a move has; a move that would need them is not looked at. */
             if (depth >= LONGEST * LATER) return 0;
             todo[depth] = f->writer[other], ready[depth++] = 0;
         }
@@ -202,7 +203,7 @@ static i32 find_ways(Descent *d, i32 value, i32 after, Move *ways) {
 }
 
 /* See to it that there are free slots before a run; returns where that run is then. */
-static i32 make_room(Descent *d, i32 after, i32 count) {
+static i32 make_slots(Descent *d, i32 after, i32 count) {
     Tape *t = d->tape;
     if (!count || tape_gap(t, after) >= count) return after;
     i32 *moved = malloc((size_t)t->length * sizeof(i32));
@@ -233,7 +234,7 @@ static void fill(Descent *d) {
     d->entries = 0;
     for (i32 value = 0; value < f->values; value++) {
         i32 writer = f->writer[value];
-        if (!f->again[writer] || !f->size[value]) continue;
+        if (!f->recomputable[writer] || !f->size[value]) continue;
         const Slots *e = &t->events[value];
         for (i32 i = 1; i < e->count; i++) {
             i32 start = tape_waits_from(t, value, e->at[i - 1]), after = e->at[i], hot = count[after] - count[start];
@@ -269,13 +270,13 @@ static void take(Descent *d, const Move *m, i32 after) {
         i32 op = d->tape->at[d->added[i]], slot = d->added[i];
         for (i32 r = f->read_at[op]; r < f->read_at[op + 1]; r++) {
             i32 value = f->reads[r];
-            if (d->fresh[value] == d->marks || !f->again[f->writer[value]]) continue;
+            if (d->fresh[value] == d->marks || !f->recomputable[f->writer[value]]) continue;
             d->fresh[value] = d->marks;
             push_new(d, value, slot);
         }
         for (i32 w = f->write_at[op]; w < f->write_at[op + 1]; w++) {
             i32 value = f->writes[w];
-            if (d->fresh[value] == d->marks || !f->again[f->writer[value]]) continue;
+            if (d->fresh[value] == d->marks || !f->recomputable[f->writer[value]]) continue;
             d->fresh[value] = d->marks;
             push_new(d, value, slot);
         }
@@ -290,7 +291,7 @@ static void drain(Descent *d) {
         Entry entry = pop(d);
         i32 count = find_ways(d, entry.value, entry.after, ways), longest = 0;
         for (i32 i = 0; i < count; i++) longest = ways[i].count > longest ? ways[i].count : longest;
-        i32 after = make_room(d, entry.after, longest);
+        i32 after = make_slots(d, entry.after, longest);
         Move best = {.count = 0};
         for (i32 i = 0; i < count; i++) {
             find_later(t, &ways[i], after);
@@ -439,11 +440,11 @@ static void take_out(Annealing *a) {
     }
 }
 
-/* Run an op again at a slot, and right before it now and then what it reads. */
+/* Recompute at a slot, and right before it now and then what the op reads. */
 static void put_in(Annealing *a, i32 op, i32 slot) {
     Tape *t = a->tape;
     const Facts *f = t->facts;
-    while (slot > 0 && t->at[slot] < 0 && f->again[op] && t->runs[op].at[0] < slot) {
+    while (slot > 0 && t->at[slot] < 0 && f->recomputable[op] && t->runs[op].at[0] < slot) {
         edit(a, op, slot, 1);
         i32 reads = f->read_at[op + 1] - f->read_at[op];
         if (!reads || a->edits == EDITS || draw(a) < 0.6) return;
@@ -452,14 +453,14 @@ static void put_in(Annealing *a, i32 op, i32 slot) {
     }
 }
 
-/* Close some gap: run its writer again, right before its end or anywhere inside. */
+/* Close some gap: recompute its value, right before its end or anywhere inside. */
 static void close_gap(Annealing *a) {
     Tape *t = a->tape;
     const Facts *f = t->facts;
     for (i32 tries = 0; tries < 32 && !a->edits; tries++) {
         i32 value = pick(a, f->values), writer = f->writer[value];
         const Slots *e = &t->events[value];
-        if (!f->again[writer] || e->count < 2) continue;
+        if (!f->recomputable[writer] || e->count < 2) continue;
         i32 index = 1 + pick(a, e->count - 1), from = e->at[index - 1], to = e->at[index];
         if (t->at[to] == writer) continue;
         i32 slot = draw(a) < 0.5 ? to - 1 : from + 1 + pick(a, to - from - 1);
@@ -492,8 +493,8 @@ void lowtide_anneal(Tape *t, i64 budget, i64 steps, double price, double hot, do
         excess = now, seconds = t->seconds;
         if (excess || seconds >= least - 1e-9 * least) continue;
         least = seconds, count = 0;
-        i32 room = lowtide_order(t, NULL);
-        best = realloc(best, (size_t)(room + 1) * sizeof(i32));
+        i32 slots = lowtide_order(t, NULL);
+        best = realloc(best, (size_t)(slots + 1) * sizeof(i32));
         count = lowtide_order(t, best);
     }
     tape_clear(t);

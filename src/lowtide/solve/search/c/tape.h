@@ -4,19 +4,19 @@
 
 #include "profile.h"
 
-#define SPACING 32
+#define SPACING 32 /* slots: four times `tape.py`, since empty ones cost nothing here and laying out anew does */
 
 typedef struct { /* a graph by numbers; the arrays belong to the caller. The last op is the boundary. */
     i32 ops, values;
-    i64 given;
+    i64 fixed;
     const i32 *read_at, *reads, *write_at, *writes, *take_at, *takes, *writer;
     const i64 *size, *own, *held, *state, *saves;
     const double *seconds;
-    const uint8_t *again, *can_wait;
+    const uint8_t *recomputable, *can_wait;
 } Facts;
 
 typedef struct { /* sorted slots */
-    i32 *at, count, room;
+    i32 *at, count, capacity;
 } Slots;
 
 typedef struct {
@@ -41,9 +41,9 @@ static i32 slots_find(const Slots *s, i32 slot) {
 }
 
 static void slots_insert(Slots *s, i32 index, i32 slot) {
-    if (s->count == s->room) {
-        s->room = s->room ? 2 * s->room : 4;
-        s->at = realloc(s->at, (size_t)s->room * sizeof(i32));
+    if (s->count == s->capacity) {
+        s->capacity = s->capacity ? 2 * s->capacity : 4;
+        s->at = realloc(s->at, (size_t)s->capacity * sizeof(i32));
     }
     memmove(s->at + index + 1, s->at + index, (size_t)(s->count - index) * sizeof(i32));
     s->at[index] = slot;
@@ -64,18 +64,18 @@ static Slots *slots_copy(const Slots *from, i32 count) {
     Slots *to = calloc((size_t)count + 1, sizeof(Slots));
     for (i32 i = 0; i < count; i++) {
         if (!from[i].count) continue;
-        to[i].count = to[i].room = from[i].count;
+        to[i].count = to[i].capacity = from[i].count;
         to[i].at = malloc((size_t)from[i].count * sizeof(i32));
         memcpy(to[i].at, from[i].at, (size_t)from[i].count * sizeof(i32));
     }
     return to;
 }
 
-/* Whether a value is dropped behind one of its events. */
+/* Whether a value is dropped after one of its events. */
 static int tape_dies(const Tape *t, i32 value, i32 slot) {
     const Slots *e = &t->events[value];
-    i32 behind = slots_find(e, slot) + 1;
-    return behind == e->count || t->at[e->at[behind]] == t->facts->writer[value];
+    i32 next = slots_find(e, slot) + 1;
+    return next == e->count || t->at[e->at[next]] == t->facts->writer[value];
 }
 
 /* What the run at a slot saves by writing in place. */
@@ -88,10 +88,10 @@ static i64 tape_saves(const Tape *t, i32 slot) {
     return 0;
 }
 
-/* Put an order of runs on slots, `SPACING` apart; the run at index `wide` gets `room` more free slots before it. */
-static void tape_lay(Tape *t, const i32 *order, i32 count, i32 wide, i32 room) {
+/* Put an order of runs on slots, `SPACING` apart; the run at index `wide` gets `slots` more free slots before it. */
+static void tape_lay(Tape *t, const i32 *order, i32 count, i32 wide, i32 slots) {
     const Facts *f = t->facts;
-    t->length = SPACING * (count + 1) + room;
+    t->length = SPACING * (count + 1) + slots;
     profile_init(&t->mem, t->length);
     t->at = malloc((size_t)t->mem.length * sizeof(i32));
     memset(t->at, -1, (size_t)t->mem.length * sizeof(i32));
@@ -100,7 +100,7 @@ static void tape_lay(Tape *t, const i32 *order, i32 count, i32 wide, i32 room) {
     i64 *change = calloc((size_t)t->mem.length + 2, sizeof(i64));
     t->seconds = 0;
     for (i32 i = 0; i < count; i++) {
-        i32 op = order[i], slot = SPACING * (i + 1) + (i >= wide ? room : 0);
+        i32 op = order[i], slot = SPACING * (i + 1) + (i >= wide ? slots : 0);
         t->at[slot] = op;
         t->seconds += f->seconds[op];
         change[slot] += f->own[op];
@@ -125,7 +125,7 @@ static void tape_lay(Tape *t, const i32 *order, i32 count, i32 wide, i32 room) {
         change[r->at[r->count - 1] + 1] -= f->state[op];
     }
     t->saved = f->take_at[f->ops] ? calloc((size_t)t->mem.length, sizeof(i64)) : NULL;
-    i64 level = f->given;
+    i64 level = f->fixed;
     for (i32 s = 0; s < t->mem.length; s++) {
         level += change[s];
         if (t->saved) t->saved[s] = tape_saves(t, s);
@@ -158,7 +158,7 @@ static i32 tape_around(const Tape *t, i32 value, i32 slot, int *there) {
     return index ? e->at[index - 1] : -1;
 }
 
-/* The first slot that is relieved when a value is dropped right behind one of its events. */
+/* The first slot that is relieved when a value is dropped right after one of its events. */
 static i32 tape_waits_from(const Tape *t, i32 value, i32 event) {
     const Facts *f = t->facts;
     if (!t->saved || event < 0) return event + 1;
@@ -177,7 +177,7 @@ static void tape_save(Tape *t, i32 slot) {
     tape_touch(t, slot, slot);
 }
 
-/* An edit may have changed what is dropped behind its slot, and behind the last event before it of a value. */
+/* An edit may have changed what is dropped after its slot, and after the last event before it of a value. */
 static void tape_save_before(Tape *t, i32 value, i32 slot) {
     const Slots *e = &t->events[value];
     i32 index = slots_find(e, slot);
@@ -260,7 +260,7 @@ static void tape_insert(Tape *t, i32 op, i32 slot) { tape_edit(t, op, slot, 1); 
 
 static void tape_remove(Tape *t, i32 slot) { tape_edit(t, t->at[slot], slot, -1); }
 
-/* Whether an op's first run is for nothing: it runs again, in the same phase, before anything reads it. */
+/* Whether an op's first run is for nothing: the next, in the same phase, comes before any read. */
 static int tape_vain(const Tape *t, i32 op) {
     const Facts *f = t->facts;
     const Slots *runs = &t->runs[op];
@@ -279,19 +279,19 @@ static i32 tape_gap(const Tape *t, i32 slot) {
     return slot - before - 1;
 }
 
-/* Lay the runs out afresh with `room` more free slots before the run at `wide`, and say where each is then. */
-static void tape_spread(Tape *t, i32 wide, i32 room, i32 *moved) {
+/* Lay the runs out afresh with `slots` more free slots before the run at `wide`, and say where each is then. */
+static void tape_spread(Tape *t, i32 wide, i32 slots, i32 *moved) {
     i32 count = 0, at = 0, *order = malloc((size_t)t->length * sizeof(i32));
     for (i32 s = 0; s < t->length; s++) {
         moved[s] = 0;
         if (t->at[s] < 0) continue;
         if (s == wide) at = count;
-        moved[s] = SPACING * (count + 1) + (s >= wide ? room : 0);
+        moved[s] = SPACING * (count + 1) + (s >= wide ? slots : 0);
         order[count++] = t->at[s];
     }
     double seconds = t->seconds;
     tape_clear(t);
-    tape_lay(t, order, count, at, room);
+    tape_lay(t, order, count, at, slots);
     t->seconds = seconds;
     free(order);
 }
