@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import cnn, random_graph, transformer
-from lowtide.devices.allocator import booked_excess
+from lowtide.devices.allocator import allocator_overhead
 from lowtide.errors import ScheduleError
 from lowtide.plans.events import (
     COPY,
@@ -58,7 +58,7 @@ def compare(graph: Graph, schedule: Schedule, chance: Random) -> None:
     """Lifetimes and booked bytes as the replays of their own have them; timelines have their own test."""
     assert sorted(map(astuple, stays(graph, schedule))) == sorted(map(astuple, lifetimes(graph, schedule)))
     for free in ([], [chance.randint(2, 60) * MIB // 2 for _ in range(5)]):
-        assert booked_excess(graph, schedule, free) == excess_of_two_steps(graph, schedule, free)
+        assert allocator_overhead(graph, schedule, free) == excess_of_two_steps(graph, schedule, free)
 
 
 @settings(max_examples=100, derandomize=True, deadline=None)

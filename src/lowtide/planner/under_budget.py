@@ -20,7 +20,7 @@ from ..units import Budget, format_bytes, parse_budget
 from .budgets import resolve
 from .too_small import too_small
 
-__all__ = ["with_allocator_overhead", "plan_graph", "uncapped_peak"]
+__all__ = ["plan_graph", "uncapped_peak", "with_allocator_overhead"]
 
 ALLOCATOR = "allocator"
 """The band of what a caching allocator books above the sum of the values."""
