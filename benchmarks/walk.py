@@ -36,11 +36,16 @@ class Walk:
     files: set[str] = field(default_factory=set)
     path: list[tuple[str, str]] = field(default_factory=list)
 
-    def rooms(self) -> list[str]:
-        """The path, room by room."""
+    def way_down(self) -> list[str]:
+        """The rooms from the joint graph, which torch hands over, to the functions of the step.
+
+        A room counts as often as it is entered from another one; `plans` is data, which all rooms hold.
+        """
+        names = [name for _, name in self.path]
+        start, end = names.index("through_aot") + 1, names.index("checked") + 1
         found: list[str] = []
-        for room, _ in self.path:
-            if not found or found[-1] != room:
+        for room, _ in self.path[start:end]:
+            if room != "plans" and found[-1:] != [room]:
                 found.append(room)
         return found
 
@@ -121,6 +126,8 @@ def main() -> None:
     lowtide.cap  # noqa: B018  # imports are no part of the walk
     walk = walk_of(capped_step(args.executor))
     print(f"{len(walk.files)} files in {len({_room(place) for place in walk.files})} rooms")
+    if args.executor == "eager":
+        print("the way down:", " > ".join(walk.way_down()))
     last = ""
     for room, function in walk.path:
         print(f"{room if room != last else '':12} {function}")

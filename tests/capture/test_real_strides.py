@@ -1,6 +1,7 @@
 """Kernels return other strides than tracing foretells: the plan has the real ones."""
 
 import logging
+from functools import partial
 from unittest import mock
 
 import pytest
@@ -8,12 +9,12 @@ import torch
 from torch import fx, nn
 
 import lowtide
+from lowtide.capture import known_kernels
 from lowtide.capture.kernel_outputs import Output, outputs_of, same
+from lowtide.capture.known_kernels import KnownKernels
 from lowtide.capture.rewrites.real_strides import settle
 from lowtide.capture.rewrites.stride_rules import _RULES, by_rule
-from lowtide.prices import known_kernels
 from lowtide.prices import measured as cost
-from lowtide.prices.known_kernels import KnownKernels
 from lowtide.prices.measured import Kernels
 from lowtide.prices.price_cache import PriceList
 from lowtide.units import format_bytes
@@ -365,7 +366,7 @@ def test_file_of_an_older_version_is_measured_anew():
 def test_views_are_not_measured():
     _, node, _, _ = call(aten.t.default, torch.rand(3, 4))
     with mock.patch.object(Kernels, "__call__") as ran:
-        assert KnownKernels(torch.device("cpu"), measured=True)(node) is None
+        assert KnownKernels(partial(Kernels, torch.device("cpu")))(node) is None
     assert not ran.called
 
 

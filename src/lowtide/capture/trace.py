@@ -34,6 +34,7 @@ from torch import fx
 
 from ..torch_state.autocast_state import State
 from .fx_nodes import depends_on, mark_backward, mutations
+from .known_kernels import KnownKernels
 from .rewrites import accumulate, batchnorm, dropout
 from .rewrites.autocast import cast_inside, cast_once
 from .rewrites.channels_last_inputs import copy_channels_last_once
@@ -52,7 +53,7 @@ from .rewrites.common import (
 from .rewrites.gradient_layout import lay_out
 from .rewrites.padding import pad_once
 from .rewrites.random_draws import in_order_of_memory, is_drawn_in_backward
-from .rewrites.real_strides import Look, settle
+from .rewrites.real_strides import settle
 from .rewrites.slice_sums import join_sums
 
 __all__ = ["Trace", "device_of", "make_trace"]
@@ -98,7 +99,7 @@ def make_trace(
     backward_autocast: State = (),
     compiled: bool = False,
     channels_last: bool = False,
-    look: Look | None = None,
+    kernels: KnownKernels | None = None,
 ) -> Trace:
     """The trace of AOTAutograd's joint graph, rewritten in place.
 
@@ -107,7 +108,7 @@ def make_trace(
 
     `leaves` are the indices of primals whose gradient autograd keeps in `.grad`, `accumulating` those of them
     that have a gradient already, which this one is added to. `weights` are those that eager casts once under
-    autocast, `backward_autocast` is the state that the backward was traced in. `look` tells what kernels
+    autocast, `backward_autocast` is the state that the backward was traced in. `kernels` tells what kernels
     really return.
     """
     mark_backward(joint.graph)
@@ -146,8 +147,9 @@ def make_trace(
     remove_dead(joint.graph, compiled=compiled)
     if channels_last:
         copy_channels_last_once(joint.graph, primals)
-    if look is not None:
-        settle(joint.graph, look)
+    if kernels is not None:
+        settle(joint.graph, kernels)
+        kernels.save()
         remove_dead(joint.graph, compiled=compiled)
     results = _results(joint.graph)
     outputs, gradients = results[:forward_outputs], results[forward_outputs:]

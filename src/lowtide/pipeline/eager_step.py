@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from torch import fx
 
 from .._torch import private
 from ..capture.joint_graph import through_aot
+from ..capture.known_kernels import learn
 from ..capture.lift import module_path, source_line, target_name
 from ..console.log import log, say_plan
 from ..plans.planned_step import Plan
-from ..prices.known_kernels import learn
+from ..prices.measured import Kernels
 from ..run.backward import Backward
 from ..run.eager import compile_graph
 from ..run.first_run import Misfits, checked
@@ -90,7 +92,8 @@ class _SecondPlan:
         if found is None or found.first is None:
             return None
         self.misfits = None
-        new = learn(found.facts, torch.device(self.plan.graph.device), measured=self.asked.measured)
+        device = torch.device(self.plan.graph.device)
+        new = learn(found.facts, partial(Kernels, device) if self.asked.measured else None)
         again = new and self.asked.options.plan is None
         over = found.tracker.peak + self.plan.graph.fixed_bytes - self.plan.peak
         if over > 0:

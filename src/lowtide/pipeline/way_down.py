@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import fx
 
 from .._torch import frees_tangents, private
+from ..capture.known_kernels import KnownKernels
 from ..capture.lift import lift
 from ..capture.torch_errors import OnlyPlanned
 from ..capture.trace import device_of, make_trace
@@ -29,7 +31,7 @@ from ..planner.budgets import resolve
 from ..planner.follow import follow, refuse_if_too_large
 from ..planner.under_budget import plan_graph, uncapped_peak
 from ..plans.graph import Graph
-from ..prices.known_kernels import KnownKernels
+from ..prices.measured import Kernels
 from ..prices.pricing import price
 from ..run.inductor.images import hand_over_channels_last, prefers_channels_last
 from ..sketching.choose import choose
@@ -70,7 +72,7 @@ def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> C
     target = find_device(asked.target) if asked.target else None
     channels_last = asked.compiled and prefers_channels_last(joint, target)
     here = not asked.compiled and target is None  # another device, and a compiler, have other kernels
-    kernels = KnownKernels(device_of(joint.graph), measured=asked.measured) if here else None
+    measured = partial(Kernels, device_of(joint.graph)) if asked.measured else None
     trace = make_trace(
         joint,
         forward_outputs=forward_outputs,
@@ -82,10 +84,8 @@ def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> C
         backward_autocast=asked.autocast,
         compiled=asked.compiled,
         channels_last=channels_last,
-        look=kernels,
+        kernels=KnownKernels(measured) if here else None,
     )
-    if kernels is not None:
-        kernels.save()
     asked.inputs.widen(trace.primals)
     lifted = lift(trace, target)
     graph = with_tangents_that_come(lifted.graph, trace)

@@ -16,9 +16,10 @@ import torch
 from torch import fx
 
 from .._torch import private
-from ..capture.fx_nodes import is_item, tensors_of
+from ..capture.fx_nodes import is_item
 from ..capture.kernel_outputs import Outputs, lazily, lazy, outputs_of
 from ..capture.lift import Lifted
+from ..capture.op_signature import signature
 from ..capture.rewrites.accumulate import is_accumulation
 from ..devices.allocator import rounded
 from ..devices.table import describe, find_device
@@ -27,7 +28,7 @@ from ..plans.graph import Graph, Op, Value
 from .price_cache import Price, PriceList
 from .roofline import describe_known, roofline_seconds
 
-__all__ = ["Kernels", "Workspaces", "is_convolution", "measured_prices", "signature"]
+__all__ = ["Kernels", "Workspaces", "is_convolution", "measured_prices"]
 
 
 def measured_prices(lifted: Lifted, device: torch.device, *, channels_last: bool) -> Lifted:
@@ -153,36 +154,6 @@ def _written(lifted: Lifted, op: Op, outputs: Outputs, device: torch.device) -> 
         if output is not None and output.shares is None:
             sizes[name] = rounded(output.bytes, device)
     return sizes
-
-
-def signature(node: fx.Node, tensors: Callable[[fx.Node], list[torch.Tensor]] = tensors_of) -> str:
-    """What makes two calls of an operator cost the same; `tensors` are those that a node stands for."""
-    target = str(node.target) if hasattr(node.target, "overloadpacket") else node.target.__name__  # type: ignore[union-attr]
-    given = [_describe_argument(value, tensors) for value in node.args]
-    named = [f"{key}={_describe_argument(value, tensors)}" for key, value in node.kwargs.items()]
-    return f"{target}({','.join(given + named)})"
-
-
-def _describe_argument(argument: Any, tensors: Callable[[fx.Node], list[torch.Tensor]]) -> str:
-    if isinstance(argument, fx.Node):
-        return "+".join(map(_describe_tensor, tensors(argument))) or argument.op
-    if isinstance(argument, list | tuple):
-        return "[" + ",".join(_describe_argument(item, tensors) for item in argument) + "]"
-    return repr(argument)
-
-
-def _describe_tensor(tensor: torch.Tensor) -> str:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    # A view into a larger storage may be aligned otherwise, and then another kernel runs.
-    part = "" if _fills_storage(tensor) else f"@{tensor.storage_offset()}/{tensor.untyped_storage().nbytes()}"
-    part += lazy(tensor)
-    return f"{dtype}{list(tensor.shape)}{list(tensor.stride())}{part}{tensor.device.type[:4]}".replace(
-        " ", ""
-    )
-
-
-def _fills_storage(tensor: torch.Tensor) -> bool:
-    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
 def _try_op(node: fx.Node, device: torch.device, *, channels_last: bool = False) -> Price:

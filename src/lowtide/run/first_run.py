@@ -17,8 +17,8 @@ from torch import fx
 from .._torch import boxed, private
 from ..capture.fx_nodes import is_item, read_by, tensors_of
 from ..capture.kernel_outputs import Outputs, as_foretold, items_of, outputs_of
+from ..capture.op_signature import signature
 from ..measuring.tracker import live_storages
-from ..prices.measured import signature
 from .eager import compile_graph
 
 __all__ = ["Misfits", "checked"]

@@ -7,38 +7,54 @@ saw in the first run of a step holds for the rest of the process.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Protocol
+
 import torch
 from torch import fx
 
-from ..capture.fx_nodes import read_by, tensors_of
-from ..capture.kernel_outputs import Outputs, outputs_of
-from ..capture.rewrites.stride_rules import by_rule
-from .measured import Kernels, signature
+from .fx_nodes import read_by, tensors_of
+from .kernel_outputs import Outputs, outputs_of
+from .op_signature import signature
+from .rewrites.stride_rules import by_rule
 
 __all__ = ["KnownKernels", "learn"]
 
 _LEARNT: dict[str, Outputs] = {}
 
 
-def learn(facts: dict[str, Outputs], device: torch.device, *, measured: bool) -> bool:
-    """Keep what ops returned, by their signatures: for this process, and beside the prices of the device.
+class MeasuredKernels(Protocol):
+    """Kernels of a device that may be run, on made-up inputs, for what they return."""
+
+    def __call__(self, node: fx.Node) -> Outputs | None:
+        """How the outputs of an op lie in memory; None for one that would not run alone."""
+
+    def learn(self, facts: dict[str, Outputs]) -> None:
+        """Take up what was seen of ops, by signature."""
+
+    def save(self) -> None:
+        """Remember what is new."""
+
+
+def learn(facts: dict[str, Outputs], kernels: Callable[[], MeasuredKernels] | None) -> bool:
+    """Keep what ops returned, by their signatures: for this process, and beside what was measured.
 
     Whether any of it was not known before.
     """
     new = any(_LEARNT.get(key) != outputs for key, outputs in facts.items())
     _LEARNT.update(facts)
-    if measured:
-        kernels = Kernels(device)
-        kernels.learn(facts)
-        kernels.save()
+    if kernels is not None:
+        measured = kernels()
+        measured.learn(facts)
+        measured.save()
     return new
 
 
 class KnownKernels:
     """Tells how the outputs of an op lie in memory, where that is known; runs ops where it may."""
 
-    def __init__(self, device: torch.device, *, measured: bool) -> None:
-        self.kernels = Kernels(device) if measured else None
+    def __init__(self, kernels: Callable[[], MeasuredKernels] | None = None) -> None:
+        self.kernels = None if kernels is None else kernels()
 
     def __call__(self, node: fx.Node) -> Outputs | None:
         """The outputs of an op that reads fake tensors; None where nothing is known."""
