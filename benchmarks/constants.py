@@ -4,8 +4,8 @@
     PYTHONPATH=src python benchmarks/constants.py --only search --large --match LONG,CALL
 
 A row says, over some graphs and budgets, how much more time the plans take with the other value (the median
-and both extremes, as shares of the step's predicted time), how much larger the smallest peak is, and how long
-planning takes. The search is deterministic, so what differs comes from the constant. Those of the search are
+and both extremes, as shares of the step's predicted time), and how much larger the smallest peak is. The
+search is deterministic, so what differs comes from the constant. Those of the search are
 tried on synthetic steps of 40 to 50 ops (with --large of 120 to 130); those of fusion on steps of the zoo as
 they are planned for Inductor on the CPU, by their roofline prices and quick plans. Budgets lie between the
 smallest and the uncapped peak of the plans with the usual values.
@@ -19,7 +19,6 @@ import re
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -202,17 +201,13 @@ def main() -> None:
     LARGE.extend([True] * args.large)
     for part in [args.only] if args.only else PARTS:
         plan, constants = PARTS[part]
-        start = time.process_time()
         before = plan()
-        usual = time.process_time() - start
         for name, other in constants():
             if not any(word in name for word in args.match.split(",")):
                 continue
-            start = time.process_time()
             with other:
                 after = plan()
             row = {"constant": name, "large": args.large, **compared(before, after)}
-            row["planning"] = round((time.process_time() - start) / usual, 2)
             print(json.dumps(row), flush=True)
             with args.out.open("a") as file:
                 file.write(json.dumps({**row, "commit": commit(), "torch": torch.__version__}) + "\n")

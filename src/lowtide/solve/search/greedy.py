@@ -34,10 +34,13 @@ from .tape import Tape
 __all__ = ["PlainTape", "descend", "prune"]
 
 LEAST_PROGRESS = 0.95
-"""A descent gives up when going through all gaps leaves more than this share of the excess."""
+"""A descent gives up when going through all gaps leaves more than this share of the excess. Chosen: no plan
+moves with 0.9 or 0.98 (this and all of the search's constants: benchmarks/constants.py)."""
 
 REACH, LONGEST = 8, 32
-"""How many runs a move may add, at first and once shorter moves no longer help."""
+"""How many runs a move may add, at first and once shorter moves no longer help; the second is the first times
+a power of four. Chosen: with 2 at first plans are up to 6 % slower and the smallest peak up to 4 % larger;
+with 8 at last up to 2 % and 3 %. With 32 at first, or 128 at last, one plan in 28 is 2 % faster."""
 
 
 class Descent:

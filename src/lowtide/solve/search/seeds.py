@@ -15,10 +15,12 @@ from ..sqrt_segments import segment_orders
 __all__ = ["seed_orders"]
 
 MOST_OPS, MOST_SEQUENCES, MOST_RUNS = 10_000, 400, 250_000
-"""Above so many ops only segments and cuts are tried; of the many sequences about so many runs are judged."""
+"""Above `MOST_OPS` ops only segments and cuts are tried; of the many sequences about `MOST_RUNS` runs are
+judged, more ops leaving fewer of `MOST_SEQUENCES`. Chosen, to keep the seeds a small part of planning."""
 
 DENSITIES = ((1000, 12), (2000, 3), (MOST_OPS, 0))
-"""How many plans of the dynamic programme over blocks to try for graphs of up to so many ops."""
+"""How many plans of the dynamic programme over blocks to try for graphs of up to a number of ops. Chosen, for
+time: its tables take a second at 1000 ops."""
 
 
 def seed_orders(graph: Graph) -> Iterator[tuple[list[str], list[str]]]:
