@@ -257,32 +257,36 @@ def test_a_turn_keeps_others_out_and_may_be_taken_twice(tmp_path):
     assert is_free(tmp_path / "lock")
 
 
-SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
+SLEEPS = [sys.executable, "-c", "import time; time.sleep(3600)"]
 LOOKS = [sys.executable, "-c", "import headtohead_others; print(headtohead_others.others())"]
 
 
 def test_others_stand_still_while_one_takes_times(monkeypatch):
     with subprocess.Popen(SLEEPS) as other:
         monkeypatch.setattr(headtohead_others, "others", lambda: [other.pid])
-        with headtohead_others.standing_still():
-            assert comes_to(other.pid, "T")
-        assert comes_to(other.pid, "S")
-        other.kill()
+        try:
+            with headtohead_others.standing_still():
+                assert comes_to(other.pid, "T")
+            assert comes_to(other.pid, "S")
+        finally:
+            other.kill()
 
 
 def test_others_are_those_that_the_same_run_has_started(monkeypatch):
     assert headtohead_others.others() == []
     monkeypatch.setenv("PYTHONPATH", str(Path(headtohead_others.__file__).parent))
     with subprocess.Popen(SLEEPS) as other:
-        environment = {**os.environ, **headtohead_others.naming()}
-        found = subprocess.run(LOOKS, env=environment, capture_output=True, text=True, check=True)
-        assert other.pid in json.loads(found.stdout)
-        other.kill()
+        try:
+            environment = {**os.environ, **headtohead_others.naming()}
+            found = subprocess.run(LOOKS, env=environment, capture_output=True, text=True, check=True)
+            assert other.pid in json.loads(found.stdout)
+        finally:
+            other.kill()
 
 
 def comes_to(process, state):
     """Whether a process gets to a state, as the kernel tells it: S asleep, T stopped."""
-    for _ in range(500):
+    for _ in range(60_000):
         if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == state:
             return True
         time.sleep(0.01)

@@ -29,15 +29,14 @@ ELSEWHERE = {"docs/graph-format.md": "test_docs.py", "docs/getting-started.md": 
 """Pages whose code runs in a test of their own."""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page):
-    for link in links(page):
+def test_links_lead_somewhere():
+    for source, link in [(page, link) for page in PAGES for link in links(page)]:
         path, _, anchor = link.partition("#")
         if path.startswith("http"):
             continue
-        target = page.parent / path if path else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
+        target = source.parent / path if path else source
+        assert target.exists(), f"{name_of(source)}: {link}"
+        assert not anchor or anchor in anchors(target), f"{name_of(source)}: {link}"
 
 
 def test_anchors_are_those_of_code_hosts(tmp_path):
@@ -67,15 +66,15 @@ def test_every_method_has_a_page_that_is_linked():
         assert f"](methods/{page}.md)" in overview, page
 
 
-@pytest.mark.parametrize("page", METHOD_PAGES, ids=lambda path: path.stem)
-def test_a_method_page_shows_its_pictures_and_names_its_method(page):
-    text = page.read_text()
-    names = [name for name in METHODS if TOGETHER.get(name, name) == page.stem] or [page.stem]
-    for name in names:
-        assert f"`{name}`" in text or f'"{name}"' in text or f"import {name}" in text, name
-    images = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
-    assert images
-    assert all((page.parent / image).suffix == ".svg" for image in images)
+def test_method_pages_show_their_pictures_and_name_their_methods():
+    for page in METHOD_PAGES:
+        text = page.read_text()
+        names = [name for name in METHODS if TOGETHER.get(name, name) == page.stem] or [page.stem]
+        for name in names:
+            assert f"`{name}`" in text or f'"{name}"' in text or f"import {name}" in text, name
+        images = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
+        assert images, page
+        assert all((page.parent / image).suffix == ".svg" for image in images), page
 
 
 class Ran(NamedTuple):
@@ -184,9 +183,8 @@ def test_commands_in_transcripts_are_understood():
         assert parse(call.split()).verb == call.split()[0]
 
 
-@pytest.mark.parametrize("page", [*METHOD_PAGES, OVERVIEW], ids=lambda path: path.stem)
-def test_names_of_the_library_in_a_page_exist(page):
-    text = page.read_text()
+def test_names_of_the_library_in_pages_exist():
+    text = "\n".join(page.read_text() for page in [*METHOD_PAGES, OVERVIEW])
     for module, names in re.findall(r"from (lowtide[\w.]*) import ([\w, ]+)", text):
         found = importlib.import_module(module)
         for name in names.split(","):

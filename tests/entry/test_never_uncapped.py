@@ -2,8 +2,8 @@
 
 import copy
 import os
+import sys
 import threading
-import timeit
 
 import pytest
 import torch
@@ -355,7 +355,13 @@ def test_threads_and_forks(x):
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_what_is_asked_at_every_call_takes_microseconds():
-    whole.refuse_what_is_not_captured()
-    taken = timeit.repeat("refuse_what_is_not_captured(); forced_eager()", globals=vars(whole), number=1000)
-    assert min(taken) / 1000 < 50e-6
+def test_what_is_asked_at_every_call_is_little():
+    """Some dozens of calls inside, as many as take some microseconds."""
+    calls = []
+    sys.setprofile(lambda frame, event, arg: calls.append(event))
+    try:
+        whole.refuse_what_is_not_captured()
+        whole.forced_eager()
+    finally:
+        sys.setprofile(None)
+    assert sum(event in ("call", "c_call") for event in calls) < 60
