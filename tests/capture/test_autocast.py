@@ -225,6 +225,7 @@ def test_a_backward_inside_of_autocast_through_the_backend():
     assert same(gradients(compiled, x, dtype=torch.bfloat16, inside=True, steps=2), expected[1])
 
 
+@pytest.mark.inductor
 def test_the_inductor_executor_traces_the_backward_outside_too():
     model, x = Squared(MODELS["attention with a bias that trains"]()), torch.randn(3, 5, WIDTH)
     twin = copy.deepcopy(model)
