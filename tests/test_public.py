@@ -109,6 +109,7 @@ def test_types_ship():
     assert (ROOT / "py.typed").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", lowtide.__all__)
 def test_a_public_name_has_an_example_that_is_whole_in_itself(name):
     found = getattr(lowtide, name)
@@ -117,6 +118,7 @@ def test_a_public_name_has_an_example_that_is_whole_in_itself(name):
     assert _failed([examples]) == 0
 
 
+@pytest.mark.slow
 def test_examples_in_docstrings_run():
     public_names = {f"{own.__module__}.{own.__name__}" for own in PUBLIC if not inspect.ismodule(own)}
     for module in modules():

@@ -50,6 +50,7 @@ def rows(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_every_row_that_was_asked_for_is_there(rows):
     found = {key(row)[1:]: row for row in read(rows)}
     settings = {("lowtide-eager", setting) for setting in ("uncapped", "45%", "min")}
@@ -67,6 +68,7 @@ def test_every_row_that_was_asked_for_is_there(rows):
     assert found["lowtide-eager", "min"]["peak"] < found["eager", ""]["peak"]
 
 
+@pytest.mark.slow
 def test_a_row_says_how_to_get_it_again_and_nothing_of_the_machine(rows):
     row = read(rows)[0]
     typed = "PYTHONPATH=src python benchmarks/headtohead.py --models gpt --tools eager --steps 2 --device cpu"
@@ -75,6 +77,7 @@ def test_a_row_says_how_to_get_it_again_and_nothing_of_the_machine(rows):
     assert not re.search(r'[ "]/\w', rows.read_text())
 
 
+@pytest.mark.slow
 def test_what_the_file_has_is_not_run_again(rows, monkeypatch, capsys):
     before = rows.read_text()
     monkeypatch.setattr(headtohead.subprocess, "Popen", None)
@@ -86,6 +89,7 @@ def test_what_the_file_has_is_not_run_again(rows, monkeypatch, capsys):
         headtohead.main([*arguments, "--again", "all"])
 
 
+@pytest.mark.slow
 def test_the_table_and_the_plots_come_from_the_file_alone(rows, tmp_path, capsys):
     headtohead.main(["--out", str(rows), "--table", "--plot", str(tmp_path)])
     text = capsys.readouterr().out
@@ -95,6 +99,7 @@ def test_the_table_and_the_plots_come_from_the_file_alone(rows, tmp_path, capsys
     assert [path.name for path in tmp_path.iterdir()] == ["gpt.svg"]
 
 
+@pytest.mark.slow
 def test_a_row_over_its_limit_is_given_up_and_the_next_one_tried(tmp_path):
     out = tmp_path / "rows.jsonl"
     headtohead.main([*TINY, "--tools", "eager,selective", "--limit", "0.1", "--out", str(out)])
@@ -104,12 +109,14 @@ def test_a_row_over_its_limit_is_given_up_and_the_next_one_tried(tmp_path):
     assert "error: no row within 0 s" in table(found)
 
 
+@pytest.mark.slow
 def test_nothing_is_started_behind_the_deadline(tmp_path):
     out = tmp_path / "rows.jsonl"
     headtohead.main([*TINY, "--tools", "eager", "--deadline", "0", "--out", str(out)])
     assert read(out) == []
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_leaves_a_row_and_the_rest_goes_on(tmp_path, monkeypatch):
     def fail(command, **options):
         return popen([sys.executable, "-c", "import sys; sys.exit(3)"], **options)
@@ -176,6 +183,7 @@ BLOCKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_models_have_their_size_and_blocks(name):
     model, batch = SUBJECTS[name].build("meta")
@@ -195,6 +203,7 @@ def flops(one, name):
     return counter.get_total_flops()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "resnet50"])
 def test_checkpointing_repeats_the_blocks_and_the_selective_one_no_product(name):
     one = stand(name)
@@ -204,6 +213,7 @@ def test_checkpointing_repeats_the_blocks_and_the_selective_one_no_product(name)
     assert flops(one, "eager") == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert_base", "unet", "densenet161"])
 @pytest.mark.parametrize("tool_name", ["checkpoint", "selective"])
 def test_checkpointed_gradients_are_those_of_the_plain_model(name, tool_name):
@@ -272,6 +282,7 @@ def test_others_stand_still_while_one_takes_times(monkeypatch):
             other.kill()
 
 
+@pytest.mark.slow
 def test_others_are_those_that_the_same_run_has_started(monkeypatch):
     assert headtohead_others.others() == []
     monkeypatch.setenv("PYTHONPATH", str(Path(headtohead_others.__file__).parent))

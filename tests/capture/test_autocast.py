@@ -10,10 +10,13 @@ from torch.nn import functional
 
 import lowtide
 
-pytestmark = pytest.mark.skipif(
-    "ONEDNN_MAX_CPU_ISA" not in os.environ,
-    reason="bf16 products can kill the process unless ONEDNN_MAX_CPU_ISA is set before torch loads",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        "ONEDNN_MAX_CPU_ISA" not in os.environ,
+        reason="bf16 products can kill the process unless ONEDNN_MAX_CPU_ISA is set before torch loads",
+    ),
+]
 
 WIDTH = 16
 

@@ -20,6 +20,8 @@ from lowtide.units import format_bytes
 from small_models import EXECUTORS
 from traces import lifted
 
+pytestmark = pytest.mark.slow
+
 aten = torch.ops.aten
 
 

@@ -146,6 +146,7 @@ SHOWN: dict[str, Callable[[Ran], None]] = {
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text() or ">>> " in page.read_text()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in WITH_CODE if name_of(page) not in ELSEWHERE], ids=name_of)
 def test_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     """Blocks of Python run in one namespace, sessions with >>> as doctests; excerpts are indented."""
@@ -194,12 +195,14 @@ def test_names_of_the_library_in_pages_exist():
         assert any((root / path).exists() for root in roots), path
 
 
+@pytest.mark.slow
 def test_tables_come_from_the_results():
     command = [sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_examples_run_and_are_short(example, capsys, monkeypatch):
     assert len(example.read_text().splitlines()) <= 80

@@ -18,6 +18,8 @@ import lowtide
 from browsers import PATIENCE, chromium
 from pages import EXAMPLES, PAGES, ROOT
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("sphinx", reason="Sphinx is not installed (the extra dev)")
 
 

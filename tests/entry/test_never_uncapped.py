@@ -15,6 +15,8 @@ from lowtide._torch import attributes
 from lowtide.entry import whole_steps as whole
 from small_models import EXECUTORS, WithLoss, gradients, mlp, plain_gradients, same
 
+pytestmark = pytest.mark.slow
+
 CONFIG = torch._dynamo.config
 
 

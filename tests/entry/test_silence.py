@@ -13,6 +13,8 @@ import lowtide
 from lowtide.devices.baseline import optimizer_bytes
 from small_models import EXECUTORS, WithLoss, clear, gradients, mlp, plain_gradients, same
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -19,6 +19,8 @@ from lowtide.console import log as say
 from lowtide.console import progress
 from lowtide.pipeline import pipeline as capture
 
+pytestmark = pytest.mark.slow
+
 
 class Weights(nn.Module):
     def __init__(self):

@@ -478,6 +478,7 @@ def test_short_text_is_bounded_and_can_be_written() -> None:
     assert short("\ud800") == "?"
 
 
+@pytest.mark.slow
 def test_a_step_of_5000_ops_is_under_a_megabyte() -> None:
     graph = scaled(5000)
     plan = make_plan(graph, with_reruns(graph, 0, 2000), method="random", budget=1 << 33)

@@ -104,6 +104,7 @@ def writing(how, name):
     return lambda model, x: WRITES[how](WRITTEN[name](model, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", ["100%", "60%", "min"])
 def test_a_write_gives_eagers_gradients_or_an_error(budget):
     plain_step, step = Steps(None), Steps(budget)

@@ -30,6 +30,7 @@ class Graphs:
         return sum(word in str(node.target) for module in self.seen for node in module.graph.nodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_graph_with_the_same_gradients(kind):
     model, x = sketch(WithLoss(Block()), kind), torch.randn(4, 10, WIDTH)
