@@ -5,7 +5,11 @@ STAMP := .venv/.installed
 # One of the CPU's bf16 paths can kill the process (oneDNN with AMX), and one thread keeps sums repeatable.
 TEST_ENV := ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 OMP_NUM_THREADS=1
 
-.PHONY: demo test coverage check docs format clean
+# What needs neither a compiler nor a browser nor a GPU nor patience.
+QUICK := not slow and not inductor and not browser and not gpu
+LOAD ?= 4
+
+.PHONY: demo test quick steady coverage check docs format clean
 
 demo: $(STAMP)
 	$(BIN)/lowtide demo
@@ -16,6 +20,13 @@ test: check
 coverage: $(STAMP)
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -q --cov --cov-report=term:skip-covered --cov-report=html
 	@echo "line by line in htmlcov/index.html"
+
+quick: $(STAMP)
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -q -m "$(QUICK)"
+
+# Ten runs in a row must be green while $(LOAD) other processes keep the machine busy.
+steady: $(STAMP)
+	$(TEST_ENV) sh tests/ten_times.sh $(LOAD) $(BIN)/python -m pytest -n 2 --dist worksteal -q -m "$(QUICK)"
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,15 +1,19 @@
 """One thread, a cache folder of its own, and no compiled code carried from test to test."""
 
+import ctypes
+import gc
 import os
+import shutil
 import sys
 import tempfile
-import time
 
 os.environ["LOWTIDE_CACHE"] = tempfile.mkdtemp(prefix="lowtide-test-")
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+import browsers
 
 torch.set_num_threads(1)
 
@@ -19,6 +23,20 @@ settings.register_profile(
     "lowtide", deadline=None, suppress_health_check=SLOWNESS, derandomize=bool(os.environ.get("CI"))
 )
 settings.load_profile("lowtide")
+
+
+def pytest_collection_finish():
+    """What the imports left stays to the end, so no pass of the garbage collector need look at it again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_runtest_setup(item):
+    """Where something is missing, a test that needs it says what to install."""
+    if item.get_closest_marker("browser") and browsers.missing():
+        pytest.skip(browsers.missing())
+    if item.get_closest_marker("inductor") and shutil.which("g++") is None:
+        pytest.skip("needs a C++ compiler for Inductor: apt-get install g++")
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +74,14 @@ def caplog_lowtide():
 def process_group(tmp_path):
     """A group of this one process, for DistributedDataParallel."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    keep_for_ever(torch.distributed.group.WORLD)
     yield
-    time.sleep(0.2)  # gloo's thread needs the GIL to end, and the group's end waits for it with the GIL held
     torch.distributed.destroy_process_group()
+
+
+def keep_for_ever(group):
+    """The end of a group waits, with the GIL held, for threads that may need the GIL: it never comes."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 @pytest.fixture

@@ -2,8 +2,11 @@
 
 import copy
 
+import pytest
 import torch
 from torch import nn
+
+EXECUTORS = ["eager", pytest.param("inductor", marks=pytest.mark.inductor)]
 
 
 def mlp(width=32, depth=16):

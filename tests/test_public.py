@@ -8,6 +8,7 @@ import pkgutil
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -91,12 +92,12 @@ def test_a_name_that_is_not_there():
         lowtide.caps  # noqa: B018
 
 
-@pytest.mark.parametrize("name", lowtide.__all__)
-def test_name_is_documented(name):
-    own = vars(getattr(lowtide, name))["__doc__"] if inspect.isclass(getattr(lowtide, name)) else None
-    text = own or inspect.getdoc(getattr(lowtide, name))
-    assert text
-    assert not text.startswith(f"{name}(")
+def test_names_are_documented():
+    for name in lowtide.__all__:
+        own = vars(getattr(lowtide, name))["__doc__"] if inspect.isclass(getattr(lowtide, name)) else None
+        text = own or inspect.getdoc(getattr(lowtide, name))
+        assert text, name
+        assert not text.startswith(f"{name}("), name
 
 
 def test_version_is_that_of_the_project():
@@ -108,6 +109,7 @@ def test_types_ship():
     assert (ROOT / "py.typed").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", lowtide.__all__)
 def test_a_public_name_has_an_example_that_is_whole_in_itself(name):
     found = getattr(lowtide, name)
@@ -116,19 +118,19 @@ def test_a_public_name_has_an_example_that_is_whole_in_itself(name):
     assert _failed([examples]) == 0
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_examples_in_docstrings_run(name):
-    module = imported(name)
+@pytest.mark.slow
+def test_examples_in_docstrings_run():
     public_names = {f"{own.__module__}.{own.__name__}" for own in PUBLIC if not inspect.ismodule(own)}
-    found = doctest.DocTestFinder(exclude_empty=True).find(module, name)
-    assert _failed(tests for tests in found if tests.name not in public_names) == 0
+    for module in modules():
+        found = doctest.DocTestFinder(exclude_empty=True).find(module, module.__name__)
+        assert _failed(tests for tests in found if tests.name not in public_names) == 0, module.__name__
 
 
-def imported(name):
-    """A module; the one that needs Triton is left out where there is none."""
-    if name == "lowtide.sketching.kernels":
-        pytest.importorskip("triton", reason="comes with torch on machines with a GPU")
-    return importlib.import_module(name)
+def modules():
+    """All modules; the one that needs Triton only where it is: it comes with torch on machines with a GPU."""
+    for name in MODULES:
+        if name != "lowtide.sketching.kernels" or find_spec("triton"):
+            yield importlib.import_module(name)
 
 
 def _failed(tests):
@@ -137,12 +139,11 @@ def _failed(tests):
     return sum(runner.run(test).failed for test in tests)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_module_lists_its_names(name):
-    module = imported(name)
-    assert module.__doc__
-    for listed in getattr(module, "__all__", ()):
-        assert hasattr(module, listed)
+def test_modules_list_their_names():
+    for module in modules():
+        assert module.__doc__, module.__name__
+        for listed in getattr(module, "__all__", ()):
+            assert hasattr(module, listed), f"{module.__name__}.{listed}"
 
 
 def imports(path):

@@ -83,6 +83,7 @@ def test_a_line_with_noise_takes_a_few_more(fixed: int, noise: list[float]) -> N
     assert count <= 14
 
 
+@pytest.mark.slow
 def test_the_answer_fits_and_one_more_does_not(found: lowtide.LargestBatch) -> None:
     assert found.uncapped is not None
     size, largest = found.uncapped.size, found.largest
@@ -94,6 +95,7 @@ def test_the_answer_fits_and_one_more_does_not(found: lowtide.LargestBatch) -> N
         lowtide.plan(*make(largest.size + max(1, largest.size // CLOSE)), budget="256KiB")
 
 
+@pytest.mark.slow
 def test_the_largest_capped_batch_really_runs(found: lowtide.LargestBatch) -> None:
     held = lowtide.verify(*make(found.largest.size), budget="256KiB")
     assert held
@@ -110,6 +112,7 @@ def test_the_batch_may_be_made_where_meta_tensors_do_not_do(found: lowtide.Large
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.slow
 def test_the_state_of_an_optimizer_is_counted(found: lowtide.LargestBatch) -> None:
     assert found.uncapped is not None
     counted = uncapped(make, "320KiB", optimizer=torch.optim.AdamW)
@@ -118,6 +121,7 @@ def test_the_state_of_an_optimizer_is_counted(found: lowtide.LargestBatch) -> No
     assert counted.plan.graph.fixed["optimizer"] > 2 * parameters
 
 
+@pytest.mark.slow
 def test_what_lies_between_is_told_too(found: lowtide.LargestBatch) -> None:
     sizes = [batch.size for batch in found.capped]
     assert sizes == sorted(sizes)
@@ -128,12 +132,14 @@ def test_what_lies_between_is_told_too(found: lowtide.LargestBatch) -> None:
     assert all(float(line[-1].strip("+%")) > 0 for line in lines[1:])
 
 
+@pytest.mark.slow
 def test_no_batch_is_looked_at_above_the_most() -> None:
     found = lowtide.largest_batch(make, "1GiB", most=32)
     assert (found.largest.size, found.capped) == (32, ())
     assert "batches above 32 were not looked at" in str(found)
 
 
+@pytest.mark.slow
 def test_where_only_a_cap_fits() -> None:
     def deep(size: int) -> tuple[nn.Module, torch.Tensor]:
         return nn.Sequential(*(nn.Tanh() for _ in range(30))), torch.ones(size, 4096, requires_grad=True)
@@ -144,6 +150,7 @@ def test_where_only_a_cap_fits() -> None:
     assert str(found).splitlines()[2] == "uncapped     none"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "said"),
     [
@@ -158,6 +165,7 @@ def test_budgets_that_fit_nothing(budget: str, said: str) -> None:
         lowtide.largest_batch(make, budget, method="keep_all")
 
 
+@pytest.mark.slow
 def test_a_share_is_of_the_memory_of_the_host_where_the_cpu_is_named() -> None:
     found = lowtide.largest_batch(make, "50% of device", device="cpu", most=4)
     assert found.budget == total_memory(torch.device("cpu")) // 2
@@ -184,6 +192,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("script")
 def test_the_verb_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["batch", "step.py:make_step", "--budget", "1MiB", "--device", "T4"]
@@ -200,6 +209,7 @@ def test_the_verb_prints_a_table_and_json(capsys: pytest.CaptureFixture[str]) ->
     assert all(item["peak"] <= data["budget"] == 2**20 for item in data["capped"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("script")
 @pytest.mark.parametrize(
     ("words", "status", "said"),

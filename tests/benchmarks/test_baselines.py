@@ -20,6 +20,8 @@ from lowtide.plans.simulator import simulate
 from per_block import find_blocks, per_block_schedule
 from torch_budget import partitioners, torch_budget_schedules
 
+pytestmark = pytest.mark.slow
+
 
 class Decoder(nn.Module):
     """A pre-norm block with causal attention."""

@@ -101,6 +101,7 @@ def test_table(small, tmp_path, capsys):
     assert float(line.split()[-1]) == pytest.approx(noted["capture_seconds"], abs=0.06)
 
 
+@pytest.mark.slow
 def test_captured_step_is_priced_for_an_h200(tmp_path):
     graph = corpus.load("unet", folder=tmp_path)
     assert graph.device == "H200"
@@ -114,6 +115,7 @@ def parameters(model):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"),
     [
@@ -137,6 +139,7 @@ def test_parameters_are_those_of_the_published_network(name, count):
     assert all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers(), *batch))
 
 
+@pytest.mark.slow
 def test_parameters_that_papers_round():
     with torch.device("meta"):
         googlenet, pspnet = vision.GoogLeNet(), segmentation.PSPNet(19)
@@ -169,6 +172,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_every_parameter_gets_a_finite_gradient(name):
     model, batch = SMALL[name]()
@@ -214,6 +218,7 @@ def test_experts_take_their_first_tokens(capacity):
     torch.testing.assert_close(layer.places(gates, capacity), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alike", [True, False])
 @pytest.mark.parametrize("ops", [1, 1000, 5000])
 def test_scaled_has_as_many_ops_as_asked(ops, alike):

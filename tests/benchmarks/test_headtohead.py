@@ -50,6 +50,7 @@ def rows(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_every_row_that_was_asked_for_is_there(rows):
     found = {key(row)[1:]: row for row in read(rows)}
     settings = {("lowtide-eager", setting) for setting in ("uncapped", "45%", "min")}
@@ -67,6 +68,7 @@ def test_every_row_that_was_asked_for_is_there(rows):
     assert found["lowtide-eager", "min"]["peak"] < found["eager", ""]["peak"]
 
 
+@pytest.mark.slow
 def test_a_row_says_how_to_get_it_again_and_nothing_of_the_machine(rows):
     row = read(rows)[0]
     typed = "PYTHONPATH=src python benchmarks/headtohead.py --models gpt --tools eager --steps 2 --device cpu"
@@ -75,6 +77,7 @@ def test_a_row_says_how_to_get_it_again_and_nothing_of_the_machine(rows):
     assert not re.search(r'[ "]/\w', rows.read_text())
 
 
+@pytest.mark.slow
 def test_what_the_file_has_is_not_run_again(rows, monkeypatch, capsys):
     before = rows.read_text()
     monkeypatch.setattr(headtohead.subprocess, "Popen", None)
@@ -86,6 +89,7 @@ def test_what_the_file_has_is_not_run_again(rows, monkeypatch, capsys):
         headtohead.main([*arguments, "--again", "all"])
 
 
+@pytest.mark.slow
 def test_the_table_and_the_plots_come_from_the_file_alone(rows, tmp_path, capsys):
     headtohead.main(["--out", str(rows), "--table", "--plot", str(tmp_path)])
     text = capsys.readouterr().out
@@ -95,6 +99,7 @@ def test_the_table_and_the_plots_come_from_the_file_alone(rows, tmp_path, capsys
     assert [path.name for path in tmp_path.iterdir()] == ["gpt.svg"]
 
 
+@pytest.mark.slow
 def test_a_row_over_its_limit_is_given_up_and_the_next_one_tried(tmp_path):
     out = tmp_path / "rows.jsonl"
     headtohead.main([*TINY, "--tools", "eager,selective", "--limit", "0.1", "--out", str(out)])
@@ -104,12 +109,14 @@ def test_a_row_over_its_limit_is_given_up_and_the_next_one_tried(tmp_path):
     assert "error: no row within 0 s" in table(found)
 
 
+@pytest.mark.slow
 def test_nothing_is_started_after_the_deadline(tmp_path):
     out = tmp_path / "rows.jsonl"
     headtohead.main([*TINY, "--tools", "eager", "--deadline", "0", "--out", str(out)])
     assert read(out) == []
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_leaves_a_row_and_the_rest_goes_on(tmp_path, monkeypatch):
     def fail(command, **options):
         return popen([sys.executable, "-c", "import sys; sys.exit(3)"], **options)
@@ -176,6 +183,7 @@ BLOCKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_models_have_their_size_and_blocks(name):
     model, batch = SUBJECTS[name].build("meta")
@@ -195,6 +203,7 @@ def flops(one, name):
     return counter.get_total_flops()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "resnet50"])
 def test_checkpointing_repeats_the_blocks_and_the_selective_one_no_product(name):
     one = stand(name)
@@ -204,6 +213,7 @@ def test_checkpointing_repeats_the_blocks_and_the_selective_one_no_product(name)
     assert flops(one, "eager") == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert_base", "unet", "densenet161"])
 @pytest.mark.parametrize("tool_name", ["checkpoint", "selective"])
 def test_checkpointed_gradients_are_those_of_the_plain_model(name, tool_name):
@@ -257,32 +267,37 @@ def test_a_turn_keeps_others_out_and_may_be_taken_twice(tmp_path):
     assert is_free(tmp_path / "lock")
 
 
-SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
+SLEEPS = [sys.executable, "-c", "import time; time.sleep(3600)"]
 LOOKS = [sys.executable, "-c", "import headtohead_others; print(headtohead_others.others())"]
 
 
 def test_others_stand_still_while_one_takes_times(monkeypatch):
     with subprocess.Popen(SLEEPS) as other:
         monkeypatch.setattr(headtohead_others, "others", lambda: [other.pid])
-        with headtohead_others.standing_still():
-            assert comes_to(other.pid, "T")
-        assert comes_to(other.pid, "S")
-        other.kill()
+        try:
+            with headtohead_others.standing_still():
+                assert comes_to(other.pid, "T")
+            assert comes_to(other.pid, "S")
+        finally:
+            other.kill()
 
 
+@pytest.mark.slow
 def test_others_are_those_that_the_same_run_has_started(monkeypatch):
     assert headtohead_others.others() == []
     monkeypatch.setenv("PYTHONPATH", str(Path(headtohead_others.__file__).parent))
     with subprocess.Popen(SLEEPS) as other:
-        environment = {**os.environ, **headtohead_others.naming()}
-        found = subprocess.run(LOOKS, env=environment, capture_output=True, text=True, check=True)
-        assert other.pid in json.loads(found.stdout)
-        other.kill()
+        try:
+            environment = {**os.environ, **headtohead_others.naming()}
+            found = subprocess.run(LOOKS, env=environment, capture_output=True, text=True, check=True)
+            assert other.pid in json.loads(found.stdout)
+        finally:
+            other.kill()
 
 
 def comes_to(process, state):
     """Whether a process gets to a state, as the kernel tells it: S asleep, T stopped."""
-    for _ in range(500):
+    for _ in range(60_000):
         if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == state:
             return True
         time.sleep(0.01)

@@ -11,6 +11,8 @@ import pytest
 
 import sequences
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["--hidden=8", "--batch=2", "--steps=60", "--repeats=1", "--long=300", "--cell=8,2"]
 
 

@@ -13,6 +13,8 @@ from sketch_glue_results import KINDS
 from sketch_glue_results import table as glue_table
 from sketch_memory_results import Group, Way, groups, tables, ways
 
+pytestmark = pytest.mark.slow
+
 TINY = ["--device=cpu", "--tiny", "--workers=0", "--case=mrpc", "--dtype=float32", "--how=eager"]
 TINY += ["--attention=sdpa", "--sketch=none,strided 10%"]
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "a", "day", '"']

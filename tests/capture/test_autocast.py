@@ -10,10 +10,13 @@ from torch.nn import functional
 
 import lowtide
 
-pytestmark = pytest.mark.skipif(
-    "ONEDNN_MAX_CPU_ISA" not in os.environ,
-    reason="bf16 products can kill the process unless ONEDNN_MAX_CPU_ISA is set before torch loads",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        "ONEDNN_MAX_CPU_ISA" not in os.environ,
+        reason="bf16 products can kill the process unless ONEDNN_MAX_CPU_ISA is set before torch loads",
+    ),
+]
 
 WIDTH = 16
 
@@ -225,6 +228,7 @@ def test_a_backward_inside_of_autocast_through_the_backend():
     assert same(gradients(compiled, x, dtype=torch.bfloat16, inside=True, steps=2), expected[1])
 
 
+@pytest.mark.inductor
 def test_the_inductor_executor_traces_the_backward_outside_too():
     model, x = Squared(MODELS["attention with a bias that trains"]()), torch.randn(3, 5, WIDTH)
     twin = copy.deepcopy(model)

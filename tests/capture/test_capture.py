@@ -11,6 +11,8 @@ from torch.nn import functional
 import lowtide
 from small_models import WithLoss, clear, gradients, mlp, plain_gradients, same
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def x():

@@ -89,6 +89,7 @@ class Head(torch.nn.Module):
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+@pytest.mark.inductor
 def test_a_head_that_torch_pads(monkeypatch):
     """torch pads on a GPU alone; here it is told to, as it does there: an odd sum, an odd width."""
 

@@ -18,7 +18,10 @@ from lowtide.prices import measured as cost
 from lowtide.prices.measured import Kernels
 from lowtide.prices.price_cache import PriceList
 from lowtide.units import format_bytes
+from small_models import EXECUTORS
 from traces import lifted
+
+pytestmark = pytest.mark.slow
 
 aten = torch.ops.aten
 
@@ -210,6 +213,7 @@ def test_backend_plans_again_as_well(no_rules):
     assert all(torch.equal(p.grad, e) for p, e in zip(model.parameters(), expected, strict=True))
 
 
+@pytest.mark.inductor
 def test_compiled_step_of_the_same_model():
     found = lowtide.verify(Transposed(), batch(), budget="min", executor="inductor")
     assert found.ok, found
@@ -447,7 +451,7 @@ class TwoHeads(nn.Module):
         return self.used(x).square().mean()
 
 
-@pytest.mark.parametrize("executor", ["eager", "inductor"])
+@pytest.mark.parametrize("executor", EXECUTORS)
 def test_inputs_that_the_step_does_not_touch(executor):
     found = lowtide.verify(TwoHeads(), torch.randn(4, 8), torch.zeros(1000), budget="min", executor=executor)
     assert found.ok, found

@@ -52,6 +52,7 @@ def test_another_device_turns_what_it_likes(channels, shapes):
     assert copied(Images(channels=channels), torch.rand(BATCH), device="H200") == shapes
 
 
+@pytest.mark.inductor
 def test_a_compiled_step_has_the_copies_that_were_planned():
     model, x = Images(), torch.rand(BATCH)
     weights = list(model.parameters())

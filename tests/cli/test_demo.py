@@ -6,6 +6,8 @@ import torch
 from lowtide.cli import demo
 from lowtide.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def same_number_of_threads():

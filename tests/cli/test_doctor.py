@@ -19,6 +19,7 @@ def states(health: doctor.Health) -> dict[str, str]:
     return {check.name: check.state for check in health.checks}
 
 
+@pytest.mark.slow
 def test_all_is_well_here(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -65,6 +66,7 @@ def test_a_torch_that_is_old_or_absent_is_broken(monkeypatch: pytest.MonkeyPatch
     assert "cpu" not in states(found)
 
 
+@pytest.mark.slow
 def test_a_step_that_does_not_hold_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> bool:
         raise RuntimeError("no\nway")

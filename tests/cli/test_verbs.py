@@ -81,6 +81,7 @@ def test_a_step_is_planned_as_its_graph_file_is(shell: Shell) -> None:
     assert step.bound is not None
 
 
+@pytest.mark.slow
 def test_a_step_is_planned_for_a_device_and_its_allocator(shell: Shell) -> None:
     words = ("plan", "net.py:make_step", "--device", "A100", "--json", "--budget")
     vanilla, plan = planned(shell(*words, "100%")), planned(shell(*words, "60%"))
@@ -90,6 +91,7 @@ def test_a_step_is_planned_for_a_device_and_its_allocator(shell: Shell) -> None:
     assert (status, "more than the device A100 has (79.00 GiB)" in err) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_step_takes_a_batch_size_an_optimizer_and_an_executor(shell: Shell) -> None:
     words = ("plan", "net.py:make_step", "--budget", "100%", "--json", "--batch-size", "16")
     small = planned(shell(*words)).graph
@@ -100,6 +102,7 @@ def test_a_step_takes_a_batch_size_an_optimizer_and_an_executor(shell: Shell) ->
     assert len(planned(shell(*words, "--executor", "inductor")).graph.ops) < len(small.ops)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", [("compare", "--methods", "auto,keep_all"), ("frontier", "--points", "3")])
 def test_other_verbs_take_a_step(shell: Shell, verb: tuple[str, ...]) -> None:
     first, *rest = verb
@@ -152,6 +155,7 @@ def test_an_error_of_the_script_shows_its_own_lines(shell: Shell) -> None:
 # report
 
 
+@pytest.mark.slow
 def test_a_report_of_a_plan_file_a_graph_file_and_a_step(shell: Shell) -> None:
     shell("capture", "net.py:make_step", "-o", "g.json")
     shell("plan", "g.json", "--budget", "60%", "-o", "p.json")
@@ -190,6 +194,7 @@ def test_verify_holds(shell: Shell) -> None:
     assert "as predicted" in out
 
 
+@pytest.mark.slow
 def test_verify_as_json(shell: Shell) -> None:
     words = ("verify", "net.py:make_step", "--budget", "min", "--batch-size", "64", "--json")
     found = json.loads(shell(*words)[1])
@@ -198,6 +203,7 @@ def test_verify_as_json(shell: Shell) -> None:
     assert found["compared"]["gradients"] == 8
 
 
+@pytest.mark.slow
 def test_what_does_not_hold_is_status_one(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def different(*args: Any, **options: Any) -> lowtide.Verification:
         names = ("gradients layers.0.weight",)
@@ -210,6 +216,7 @@ def test_what_does_not_hold_is_status_one(shell: Shell, monkeypatch: pytest.Monk
     assert "differs: gradients layers.0.weight" in out
 
 
+@pytest.mark.slow
 def test_a_budget_that_verify_cannot_meet_is_status_one(shell: Shell) -> None:
     status, out, err = shell("verify", "net.py:make_step", "--budget", "1KiB")
     assert (status, out) == (1, "")

@@ -174,6 +174,7 @@ def x():
     return torch.randn(32, 24)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 def test_planning_leaves_every_optimizer_of_torch_as_it_was(model, x, name):
     optimizer = make(name, model)
@@ -207,6 +208,7 @@ def test_planning_leaves_every_optimizer_of_torch_as_it_was(model, x, name):
     assert optimizer_bytes(optimizer, CPU) == (coming, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [ByProperties, ByDict, Forwarding, lambda o: ByProperties(ByProperties(o))])
 @pytest.mark.parametrize("announced", [lowtide.cap, lowtide.plan])
 def test_wrapped_optimizers_train_on(model, x, wrap, announced):

@@ -29,15 +29,14 @@ ELSEWHERE = {"docs/graph-format.md": "test_docs.py", "docs/getting-started.md": 
 """Pages whose code runs in a test of their own."""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page):
-    for link in links(page):
+def test_links_lead_somewhere():
+    for source, link in [(page, link) for page in PAGES for link in links(page)]:
         path, _, anchor = link.partition("#")
         if path.startswith("http"):
             continue
-        target = page.parent / path if path else page
-        assert target.exists(), link
-        assert not anchor or anchor in anchors(target), link
+        target = source.parent / path if path else source
+        assert target.exists(), f"{name_of(source)}: {link}"
+        assert not anchor or anchor in anchors(target), f"{name_of(source)}: {link}"
 
 
 def test_anchors_are_those_of_code_hosts(tmp_path):
@@ -67,15 +66,15 @@ def test_every_method_has_a_page_that_is_linked():
         assert f"](methods/{page}.md)" in overview, page
 
 
-@pytest.mark.parametrize("page", METHOD_PAGES, ids=lambda path: path.stem)
-def test_a_method_page_shows_its_pictures_and_names_its_method(page):
-    text = page.read_text()
-    names = [name for name in METHODS if TOGETHER.get(name, name) == page.stem] or [page.stem]
-    for name in names:
-        assert f"`{name}`" in text or f'"{name}"' in text or f"import {name}" in text, name
-    images = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
-    assert images
-    assert all((page.parent / image).suffix == ".svg" for image in images)
+def test_method_pages_show_their_pictures_and_name_their_methods():
+    for page in METHOD_PAGES:
+        text = page.read_text()
+        names = [name for name in METHODS if TOGETHER.get(name, name) == page.stem] or [page.stem]
+        for name in names:
+            assert f"`{name}`" in text or f'"{name}"' in text or f"import {name}" in text, name
+        images = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
+        assert images, page
+        assert all((page.parent / image).suffix == ".svg" for image in images), page
 
 
 class Ran(NamedTuple):
@@ -147,6 +146,7 @@ SHOWN: dict[str, Callable[[Ran], None]] = {
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text() or ">>> " in page.read_text()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in WITH_CODE if name_of(page) not in ELSEWHERE], ids=name_of)
 def test_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     """Blocks of Python run in one namespace, sessions with >>> as doctests; excerpts are indented."""
@@ -184,9 +184,8 @@ def test_commands_in_transcripts_are_understood():
         assert parse(call.split()).verb == call.split()[0]
 
 
-@pytest.mark.parametrize("page", [*METHOD_PAGES, OVERVIEW], ids=lambda path: path.stem)
-def test_names_of_the_library_in_a_page_exist(page):
-    text = page.read_text()
+def test_names_of_the_library_in_pages_exist():
+    text = "\n".join(page.read_text() for page in [*METHOD_PAGES, OVERVIEW])
     for module, names in re.findall(r"from (lowtide[\w.]*) import ([\w, ]+)", text):
         found = importlib.import_module(module)
         for name in names.split(","):
@@ -196,12 +195,14 @@ def test_names_of_the_library_in_a_page_exist(page):
         assert any((root / path).exists() for root in roots), path
 
 
+@pytest.mark.slow
 def test_tables_come_from_the_results():
     command = [sys.executable, str(ROOT / "benchmarks" / "tables.py"), "--check"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_examples_run_and_are_short(example, capsys, monkeypatch):
     assert len(example.read_text().splitlines()) <= 80

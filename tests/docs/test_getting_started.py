@@ -10,6 +10,8 @@ import pytest
 from getting_started import PAGE, Session, blocks
 from lowtide.units import parse_budget
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("transformers", reason="transformers is not installed (the extra dev)")
 
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ PICTURES = [*METHOD_PICTURES, ROOT / "docs" / "sketch.svg"]
 MOST_BYTES = 30_000
 
 
+@pytest.mark.slow
 def test_pictures_are_up_to_date():
     command = [sys.executable, str(SCRIPT), "--check"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,11 +15,12 @@ from urllib.parse import unquote, urldefrag
 import pytest
 
 import lowtide
+from browsers import PATIENCE, chromium
 from pages import EXAMPLES, PAGES, ROOT
 
-pytest.importorskip("sphinx", reason="Sphinx is not installed (the extra dev)")
+pytestmark = pytest.mark.slow
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytest.importorskip("sphinx", reason="Sphinx is not installed (the extra dev)")
 
 
 @pytest.fixture(scope="module")
@@ -99,22 +99,18 @@ def test_every_public_name_is_in_the_api_once(site: Path) -> None:
 @pytest.fixture
 def page(site: Path) -> Iterator[Any]:
     """A page in a browser; whatever it asks of a network fails the test."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (dev)")
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium")
     asked: list[str] = []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         opened = browser.new_page(viewport={"width": 1280, "height": 900})
-        opened.set_default_timeout(10_000)
+        opened.set_default_timeout(PATIENCE)
         opened.on("request", lambda request: asked.append(request.url))
         opened.goto((site / "index.html").as_uri())
         opened.wait_for_url("**/README.html")
         yield opened
-        browser.close()
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
 
 
+@pytest.mark.browser
 def test_the_site_in_a_browser(page: Any) -> None:
     """The front page leads to the others, the search finds a name, and pages fit any screen."""
     assert page.title() == "Lowtide"
@@ -128,6 +124,7 @@ def test_the_site_in_a_browser(page: Any) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
+@pytest.mark.browser
 def test_dark_and_light_also_change_the_pictures(page: Any) -> None:
     page.goto(page.url.replace("README.html", "docs/how-it-works.html"))
     image = page.locator("img[src*='keep_all']")

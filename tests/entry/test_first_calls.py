@@ -10,6 +10,8 @@ from torch import nn
 
 import lowtide
 
+pytestmark = pytest.mark.slow
+
 verify_module = importlib.import_module("lowtide.evidence.verification")
 
 LOCK = threading.Lock()

@@ -2,8 +2,8 @@
 
 import copy
 import os
+import sys
 import threading
-import timeit
 
 import pytest
 import torch
@@ -13,7 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 import lowtide
 from lowtide._torch import attributes
 from lowtide.entry import whole_steps as whole
-from small_models import WithLoss, gradients, mlp, plain_gradients, same
+from small_models import EXECUTORS, WithLoss, gradients, mlp, plain_gradients, same
+
+pytestmark = pytest.mark.slow
 
 CONFIG = torch._dynamo.config
 
@@ -58,6 +60,7 @@ def test_ddp_with_several_buckets(process_group, options, wrapped_first):
     assert plan.graph.fixed["DDP buckets"] == sum(p.numel() * 4 + 8 for p in model.parameters())
 
 
+@pytest.mark.inductor
 def test_ddp_with_several_buckets_compiled(process_group):
     x = torch.randn(512, 256)
     outer = in_ddp(lowtide.cap(wide(), "90%", executor="inductor"))
@@ -93,7 +96,7 @@ def test_ddp_itself_is_not_capped_but_what_it_wraps(process_group):
         lowtide.cap(in_ddp(wide()), "1GiB")
 
 
-@pytest.mark.parametrize("executor", ["eager", "inductor"])
+@pytest.mark.parametrize("executor", EXECUTORS)
 def test_backend_refuses_the_buckets_of_ddp(process_group, executor):
     model = WithLoss(nn.Sequential(*(nn.Linear(512, 512) for _ in range(6))))
     outer = DistributedDataParallel(model, bucket_cap_mb=1.2)
@@ -115,7 +118,7 @@ class Breaks(nn.Module):
         return self.second(y).pow(2).mean()
 
 
-@pytest.mark.parametrize("executor", ["eager", "inductor"])
+@pytest.mark.parametrize("executor", EXECUTORS)
 def test_backend_refuses_pieces_unless_they_are_allowed(x, executor):
     model = Breaks()
     options = {"budget": "2MiB", "executor": executor}
@@ -128,7 +131,7 @@ def test_backend_refuses_pieces_unless_they_are_allowed(x, executor):
         assert same(gradients(model), expected)
 
 
-@pytest.mark.parametrize("executor", ["eager", "inductor"])
+@pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_second_graph_of_one_call_is_refused(monkeypatch, x, executor):
     """Whoever splits a step: here without the settings that keep it whole, and without torch's word."""
     monkeypatch.setattr("lowtide.entry.capped.refuse_part", lambda module: None)
@@ -355,7 +358,13 @@ def test_threads_and_forks(x):
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_what_is_asked_at_every_call_takes_microseconds():
-    whole.refuse_what_is_not_captured()
-    taken = timeit.repeat("refuse_what_is_not_captured(); forced_eager()", globals=vars(whole), number=1000)
-    assert min(taken) / 1000 < 50e-6
+def test_what_is_asked_at_every_call_is_little():
+    """Some dozens of calls inside, as many as take some microseconds."""
+    calls = []
+    sys.setprofile(lambda frame, event, arg: calls.append(event))
+    try:
+        whole.refuse_what_is_not_captured()
+        whole.forced_eager()
+    finally:
+        sys.setprofile(None)
+    assert sum(event in ("call", "c_call") for event in calls) < 60

@@ -11,7 +11,9 @@ from torch._dynamo.exc import BackendCompilerFailed, Unsupported
 
 import lowtide
 from lowtide.devices.baseline import optimizer_bytes
-from small_models import WithLoss, clear, gradients, mlp, plain_gradients, same
+from small_models import EXECUTORS, WithLoss, clear, gradients, mlp, plain_gradients, same
+
+pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 
@@ -30,7 +32,7 @@ def compiled_with_backend(model, **options):
     return torch.compile(model, backend="lowtide", options={"prices": "roofline", **options})
 
 
-@pytest.mark.parametrize("executor", ["eager", "inductor"])
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize(
     ("use", "budget"), [("cap", "10KiB"), ("backend", "40%"), ("plan", "10KiB"), ("verify", "40%")]
 )
@@ -52,7 +54,7 @@ def test_a_given_plan_must_keep_to_the_budget(model, x, executor, use, budget):
     assert sum(error.parts.values()) == error.smallest
 
 
-@pytest.mark.parametrize("executor", ["eager", "inductor"])
+@pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_given_plan_must_keep_to_its_own_budget(model, x, executor):
     plan = lowtide.plan(model, x, budget="60%", executor=executor)
     optimizer = torch.optim.Adam(model.parameters())
@@ -104,7 +106,7 @@ def train(model, x, optimizer, steps=3):
     return peaks
 
 
-@pytest.mark.parametrize("executor", ["eager", "inductor"])
+@pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_state_that_appears_later_is_planned_for(model, x, caplog_lowtide, executor, wrapped):
     keep_all = lowtide.plan(model, x, executor=executor).peak

@@ -18,6 +18,8 @@ CORE = {  # the models that run at every budget
 
 HALVED = {"gpt", "resnet", "densenet", "t5"}  # half the peak is within their reach
 
+QUICK = {"mlp_dropout", "cnn", "keywords"}  # those that `make quick` runs
+
 # Tracing itself changes the last bits of these on the CPU: an in-place op on a slice, a layout.
 ROUNDS_DIFFERENTLY = {"gru_cells_odd_width", "returns_transposed"}
 
@@ -27,7 +29,9 @@ def verify(name, budget):
     return lowtide.verify(model, *args, kwargs=kwargs, budget=budget)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ZOO]
+)
 def test_step_is_exact_and_peak_as_predicted(name):
     for budget in ALL_BUDGETS if name in CORE else LOW_BUDGETS:
         try:
@@ -48,9 +52,10 @@ def test_step_is_exact_and_peak_as_predicted(name):
 
 def test_core_is_large_and_in_the_zoo():
     assert len(CORE) >= 25
-    assert set(ZOO) >= CORE >= HALVED
+    assert set(ZOO) >= CORE >= HALVED | QUICK
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt_dropout", "resnet"])
 def test_smallest_peak_is_feasible_again(name):
     smallest = verify(name, "min").plan.peak

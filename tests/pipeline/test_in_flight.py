@@ -8,8 +8,7 @@ from torch import nn
 
 import lowtide
 from lowtide.errors import UnsupportedBackward
-
-EXECUTORS = ["eager", "inductor"]
+from small_models import EXECUTORS
 
 
 class Loss(nn.Module):
@@ -67,6 +66,7 @@ def test_calls_that_fit_together_stay_under_the_budget(executor, together, batch
         assert lowtide.plan_of(model).graph.fixed["calls in flight"] > 0
 
 
+@pytest.mark.slow
 def test_the_second_call_is_planned_beside_the_first(batches):
     """At this budget keeping everything twice does not fit, and recomputing in the second call does."""
     small, large = batches[0][:16], batches[1]
@@ -84,6 +84,7 @@ def test_the_second_call_is_planned_beside_the_first(batches):
     assert lowtide.plan_of(model).method == "auto"
 
 
+@pytest.mark.slow
 def test_the_one_function_way_of_the_error_fits(batches):
     model = Loss()
     budget = int(0.8 * uncapped(model, batches[0]))
@@ -113,6 +114,7 @@ def test_a_result_that_only_a_cycle_holds_is_not_in_flight(batches):
     model(batches[1]).backward()
 
 
+@pytest.mark.slow
 def test_calls_of_another_model_count_too(batches):
     """A generator waits for its backward while a discriminator trains."""
     maker, judge = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32)), Loss()
@@ -129,6 +131,7 @@ def test_calls_of_another_model_count_too(batches):
     assert all(p.grad is not None for p in maker.parameters())
 
 
+@pytest.mark.slow
 def test_through_the_backend_a_second_call_that_does_not_fit_is_refused(batches):
     model = Loss()
     options = {"budget": int(0.8 * uncapped(model, batches[0]))}
@@ -139,6 +142,7 @@ def test_through_the_backend_a_second_call_that_does_not_fit_is_refused(batches)
     first.backward()
 
 
+@pytest.mark.slow
 def test_pieces_of_one_call_are_not_calls_in_flight(batches):
     def step(x):
         y = layer(x).tanh()

@@ -1,11 +1,14 @@
 """Modules that nobody wrote: random stacks and branches of layers, at random budgets."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import lowtide
+
+pytestmark = pytest.mark.slow
 
 BATCH, WIDTH, LENGTH = 24, 8, 20
 

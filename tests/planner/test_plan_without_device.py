@@ -11,6 +11,8 @@ from lowtide.devices.table import find_device
 from networks import NETWORKS
 from zoo import ZOO
 
+pytestmark = pytest.mark.slow
+
 GIB = 2**30
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from random import Random
 
@@ -29,6 +30,7 @@ from lowtide.report.residency import Residency, keeping_everything
 from lowtide.report.spent import Spent, folded, spent
 from lowtide.report.text import sparkline, text
 from lowtide.report.wording import short
+from synthetic import scaled
 
 NASTY = "</script><script>alert(1)</script><b>&\"'\u2028\ud800"
 
@@ -474,3 +476,16 @@ def test_short_text_is_bounded_and_can_be_written() -> None:
     assert short("a" * 90) == "a" * 90
     assert len(short("a" * 91)) == 90
     assert short("\ud800") == "?"
+
+
+@pytest.mark.slow
+def test_a_step_of_5000_ops_is_under_a_megabyte() -> None:
+    graph = scaled(5000)
+    plan = make_plan(graph, with_reruns(graph, 0, 2000), method="random", budget=1 << 33)
+    assert plan.timeline.again > 0
+    assert len(page(plan).encode()) < 1_000_000
+
+
+def test_a_frame_s_text_is_escaped_once() -> None:
+    capped = frontier(cnn(4)).best("60%")
+    assert escape(page(capped)) in capped._repr_html_()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_report import NASTY, keeping, rerun_small, with_reruns
 
+from browsers import PATIENCE, chromium
 from graphs import chain, cnn, random_graph
 from lowtide.evidence.watched_step import Watched
 from lowtide.planner.frontiers import Frontier, frontier
@@ -25,10 +23,7 @@ from lowtide.solve import METHODS
 from lowtide.units import format_bytes
 from synthetic import scaled
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (the extra dev)")
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"none of {', '.join(NAMES)} is on the path")
+pytestmark = pytest.mark.browser
 
 Open = Callable[..., Any]
 AXES = (("x", "width"), ("y", "height"))
@@ -37,10 +32,8 @@ HEADS = ("Where", "What", "Count", "Bytes", "There for", "On average", "Decided"
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture
@@ -55,7 +48,7 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Open]:
         path.write_text(html, encoding="utf-8")
         contexts.append(browser.new_context(viewport={"width": 1160, "height": 800}, **options))
         opened = contexts[-1].new_page()
-        opened.set_default_timeout(10_000)
+        opened.set_default_timeout(PATIENCE)
         opened.on("request", lambda request: asked.append(request.url))
         opened.on("console", lambda message: complaints.append(message.text))
         opened.on("pageerror", lambda error: complaints.append(str(error)))
@@ -344,30 +337,15 @@ NONE = Graph((), (Value("w", 8, "parameter"),))
 
 
 @pytest.mark.parametrize("ops", [0, 1, 50_000])
-def test_any_size_opens_and_answers_within_two_seconds(show: Open, ops: int) -> None:
+def test_any_size_opens_and_answers_with_as_few_elements(show: Open, ops: int) -> None:
+    """What a browser draws decides how long it takes: 781 elements for 50 000 ops, as for 5 000."""
     graph = scaled(ops) if ops > 1 else ONE if ops else NONE
-    text = page(make_plan(graph, keep_all(graph), method="keep_all", budget=1 << 40))
-    taken = []
-    while len(taken) < 3 and (not taken or min(taken) > 2):  # other tests use the processor as well
-        start = time.perf_counter()
-        opened = show(text)
-        opened.locator("#timeline").focus()
-        opened.keyboard.press("End")
-        opened.keyboard.press("+")
-        opened.get_by_label("Filter").fill("w")
-        taken.append(time.perf_counter() - start)
-    assert min(taken) <= 2
+    opened = show(page(make_plan(graph, keep_all(graph), method="keep_all", budget=1 << 40)))
+    opened.locator("#timeline").focus()
+    opened.keyboard.press("End")
+    opened.keyboard.press("+")
+    opened.get_by_label("Filter").fill("w")
+    assert opened.locator("*").count() < 1000
     assert len(column(opened, "Where")) > 0
     if ops:
         assert f"at step {len(keep_all(graph).steps) - 1} " in opened.locator("#readout").inner_text()
-
-
-def test_a_step_of_5000_ops_is_under_a_megabyte() -> None:
-    graph = scaled(5000)
-    plan = make_plan(graph, with_reruns(graph, 0, 2000), method="random", budget=1 << 33)
-    assert plan.timeline.again > 0
-    assert len(page(plan).encode()) < 1_000_000
-
-
-def test_a_frame_s_text_is_escaped_once(capped: Plan) -> None:
-    assert escape(page(capped)) in capped._repr_html_()

@@ -626,6 +626,7 @@ def groups(keys):
     return [keys.index(key) for key in keys]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 def test_compiled_steps_to_the_byte(name, without_kernels):
     graphs = watched_step(*STEPS[name]())

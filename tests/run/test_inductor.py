@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import shutil
 from contextlib import suppress
 from types import SimpleNamespace
 from unittest import mock
@@ -26,7 +25,7 @@ from lowtide.run.inductor import step as inductor
 from lowtide.run.inductor.images import hand_over_channels_last
 from lowtide.stages import Asked
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler here")
+pytestmark = pytest.mark.inductor
 
 HUGE = 8 * 2**30
 

@@ -358,6 +358,7 @@ def test_compiled_graphs_of_other_choices_have_other_names():
     assert len(names) == 4
 
 
+@pytest.mark.inductor
 def test_as_fused_kernels(choose):
     model, x = WithLoss(Chain(2)), torch.randn(256, WIDTH)
     plain = step(model, x)

@@ -30,6 +30,7 @@ class Graphs:
         return sum(word in str(node.target) for module in self.seen for node in module.graph.nodes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_graph_with_the_same_gradients(kind):
     model, x = sketch(WithLoss(Block()), kind), torch.randn(4, 10, WIDTH)
@@ -41,6 +42,7 @@ def test_one_graph_with_the_same_gradients(kind):
     close(gradients(model), expected)
 
 
+@pytest.mark.inductor
 @pytest.mark.parametrize("kind", ["strided", "rows", "gaussian", "int4"])
 def test_compiled_sketches_are_right_on_average(kind):
     model, x = sketch(nn.Linear(WIDTH, 8), kind, 0.5), torch.randn(24, WIDTH)
@@ -57,6 +59,7 @@ def test_compiled_sketches_are_right_on_average(kind):
     assert abs(off.mean()) < 4 * off.std() / 200**0.5
 
 
+@pytest.mark.inductor
 def test_seeds_are_hashed_alike_by_inductor():
     from lowtide.sketching.draw import signs, uniforms
 
@@ -209,6 +212,7 @@ def test_capped_after_a_sketch_needs_less():
     assert {op.name for op in sketched.graph.ops if op.kind == "random"} <= made
 
 
+@pytest.mark.inductor
 def test_capped_as_fused_kernels():
     net = nn.Sequential(nn.Linear(WIDTH, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 64))
     model, x = sketch(WithLoss(net), always=True), torch.randn(16, 16, WIDTH)

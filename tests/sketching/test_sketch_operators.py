@@ -10,6 +10,7 @@ import lowtide
 from lowtide.sketching import choose, rounded, strided
 from lowtide.sketching.draw import draw_seed
 from sketched import WIDTH, Block, WithLoss, same, step
+from small_models import EXECUTORS
 
 KINDS = {"strided": 0.25, "int8": None, "int4": None}
 
@@ -59,7 +60,7 @@ def test_under_a_cap_they_change_nothing_and_are_one_op_each(kind, at_once):
     assert any("deal" in op.name or "widen" in op.name for op in plan.graph.ops)
 
 
-@pytest.mark.parametrize("executor", ["eager", "inductor"])
+@pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_planner_puts_them_in_the_place_of_marks(executor, at_once, monkeypatch):
     monkeypatch.setattr(choose, "decide", lambda able, draft: [draft(able)])
     at_once()

@@ -28,6 +28,7 @@ def seconds(graph: Graph, budget: int) -> float:
     return simulate(graph, auto(graph, budget)).seconds
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.integers(0, 10_000), st.integers(2, 14), st.booleans())
 def test_what_budget_zero_reaches_fits_and_more_budget_is_never_slower(seed, n, takes):
@@ -42,6 +43,7 @@ def test_what_budget_zero_reaches_fits_and_more_budget_is_never_slower(seed, n, 
         last = timeline.seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_it_is_at_least_as_good_as_segments(name):
     graph = GRAPHS[name]
@@ -65,6 +67,7 @@ def test_the_same_graph_gets_the_same_plan():
     assert auto(first, budget) == auto(second, budget)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "slots"), [*((n, m) for n in (2, 7, 24, 64) for m in (1, 2, 3, 5, 8, 20)), (150, 4), (256, 3)]
 )
@@ -82,6 +85,7 @@ def test_a_long_chain_gets_the_optimum_for_every_number_of_slots():
         assert simulate(graph, auto(graph, 4 + slots)).again == forward_count(256, slots) - 511
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"auto", "exact"}))
 def test_it_never_loses_to_another_method(name, method):

@@ -27,7 +27,7 @@ def highs():
     from lowtide.solve.exact.method import _branch_and_bound
 
     def solve(graph: Graph, budget: int):
-        return _branch_and_bound(Stages(graph), budget, keep_all(graph), seconds_limit=60.0)
+        return _branch_and_bound(Stages(graph), budget, keep_all(graph), seconds_limit=3600.0)
 
     return solve
 

@@ -126,6 +126,7 @@ def weighted(x):
     return (x * torch.arange(1.0, x.numel() + 1).view(x.shape).sin()).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("op", OPS)
 def test_numbers_are_drawn_in_the_order_of_eager(op, layout):
@@ -135,6 +136,7 @@ def test_numbers_are_drawn_in_the_order_of_eager(op, layout):
     assert_as_in_eager(step, BUDGETS if layout == "transposed" else ("min",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("op", ["dropout in place", "dropout of everything", "alpha dropout", "bernoulli_"])
 def test_the_order_does_not_depend_on_the_dtype(op, dtype):
@@ -144,6 +146,7 @@ def test_the_order_does_not_depend_on_the_dtype(op, dtype):
     assert_as_in_eager(step, dtype=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", UNREAD)
 def test_numbers_that_nobody_reads_are_drawn(op):
     def step(x, w):
