@@ -22,7 +22,7 @@ from torch import nn
 
 import lowtide
 from commit import commit
-from lowtide.entry.capped import _key
+from lowtide.entry.entries import key_of
 from lowtide.entry.in_place import capped_of
 from lowtide.entry.whole_steps import forced_eager, refuse_what_is_not_captured
 from lowtide.pipeline.in_flight import Call, held_beside
@@ -78,7 +78,7 @@ def checks(device: torch.device) -> Iterator[tuple[str, str, float]]:
     yield (
         "shapes, dtypes, devices, autocast, hooks on all modules, DDP",
         "call",
-        microseconds(lambda: _key((x,), {})),
+        microseconds(lambda: key_of((x,), {})),
     )
     yield (
         "torch.compile switched off, an export, a stance",

@@ -134,7 +134,7 @@ def test_backend_refuses_pieces_unless_they_are_allowed(x, executor):
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_second_graph_of_one_call_is_refused(monkeypatch, x, executor):
     """Whoever splits a step: here without the settings that keep it whole, and without torch's word."""
-    monkeypatch.setattr("lowtide.entry.capped.refuse_part", lambda module: None)
+    monkeypatch.setattr("lowtide.entry.entries.refuse_part", lambda module: None)
     model = lowtide.cap(Breaks(), "2MiB", executor=executor)
     make = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, fullgraph, **options: make(f, fullgraph=False, **options))

@@ -22,7 +22,7 @@ from lowtide.solve.chain import Checkpoints, Measured, chain, chain_orders, chec
 from lowtide.solve.chain.laws import find_law
 from lowtide.solve.chain.measures import StageLaw, kept_cuts, segment_actions
 from lowtide.solve.chain.search import linear, long_end, quadratic
-from lowtide.solve.stages import find_stages
+from lowtide.solve.chain_stages import find_stages
 
 
 def paper(d, i, j):

@@ -22,6 +22,7 @@ from lowtide.plans.order import first_order, with_drops
 from lowtide.plans.schedule import Run
 from lowtide.plans.simulator import simulate
 from lowtide.solve import sqrt_segments
+from lowtide.solve.chain_stages import find_stages
 from lowtide.solve.rotor import (
     Action,
     ChainTable,
@@ -33,7 +34,6 @@ from lowtide.solve.rotor import (
     rotor_orders,
 )
 from lowtide.solve.rotor.blocks import Blocks, choose_cuts
-from lowtide.solve.stages import find_stages
 from oracle import best_seconds
 
 seeds = st.integers(0, 10_000)

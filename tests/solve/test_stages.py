@@ -15,7 +15,7 @@ from lowtide.plans.graph import Graph
 from lowtide.plans.keep_all import keep_all
 from lowtide.plans.order import first_order, with_drops
 from lowtide.plans.simulator import simulate
-from lowtide.solve.stages import Stages, crossing_bytes, find_stages, stages_at
+from lowtide.solve.chain_stages import Stages, crossing_bytes, find_stages, stages_at
 
 seeds = st.integers(0, 10_000)
 sizes = st.integers(1, 25)

@@ -25,7 +25,6 @@ compiler is going to hold images with their channels last.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,8 +54,9 @@ from .rewrites.padding import pad_once
 from .rewrites.random_draws import in_order_of_memory, is_drawn_in_backward
 from .rewrites.real_strides import settle
 from .rewrites.slice_sums import join_sums
+from .step_inputs import StepInputs
 
-__all__ = ["Trace", "device_of", "make_trace"]
+__all__ = ["Manner", "Trace", "device_of", "make_trace"]
 
 
 @dataclass
@@ -87,86 +87,103 @@ class Trace:
         return depends_on(self.graph, [*self.tangents, *filter(is_drawn_in_backward, self.graph.nodes)])
 
 
-def make_trace(
-    joint: fx.GraphModule,
-    *,
-    forward_outputs: int,
-    roles: Sequence[str],
-    differentiate: str,
-    accumulating: frozenset[int] = frozenset(),
-    leaves: frozenset[int] = frozenset(),
-    weights: frozenset[int] = frozenset(),
-    backward_autocast: State = (),
-    compiled: bool = False,
-    channels_last: bool = False,
-    kernels: KnownKernels | None = None,
-) -> Trace:
-    """The trace of AOTAutograd's joint graph, rewritten in place.
+@dataclass(frozen=True)
+class Manner:
+    """How a step will run, as far as its trace depends on that.
 
-    A step that is going to be compiled keeps its ops as the compiler's decompositions left them.
-    `channels_last`: it will hold images with their channels last.
-
-    `leaves` are the indices of primals whose gradient autograd keeps in `.grad`, `accumulating` those of them
-    that have a gradient already, which this one is added to. `weights` are those that eager casts once under
-    autocast, `backward_autocast` is the state that the backward was traced in. `kernels` tells what kernels
-    really return.
+    A step that is going to be `compiled` keeps its ops as the compiler's decompositions left them;
+    `channels_last` says that it will hold images so. `differentiate` is the option of that name,
+    `backward_autocast` the state that the backward was traced in. `kernels` tells what kernels really return.
     """
+
+    differentiate: str = "auto"
+    backward_autocast: State = ()
+    compiled: bool = False
+    channels_last: bool = False
+    kernels: KnownKernels | None = None
+
+
+def make_trace(joint: fx.GraphModule, inputs: StepInputs, manner: Manner, *, forward_outputs: int) -> Trace:
+    """The trace of AOTAutograd's joint graph, rewritten in place."""
     mark_backward(joint.graph)
     for node in joint.graph.nodes:  # what a function keeps on its `ctx` would not be freed when dropped
         node.meta.pop("saved_tensor_with_no_vc_check", None)
     placeholders = joint.graph.find_nodes(op="placeholder")
     tangents = [node for node in placeholders if "tangents" in node.name]
     primals = [node for node in placeholders if "tangents" not in node.name]
-    tokens = len(primals) - len(roles)  # torch puts one in front for each kind of effect
+    tokens = len(primals) - len(inputs.roles)  # torch puts one in front for each kind of effect
     if tokens < 0:  # it merged inputs, so what is known of each does not apply
-        roles, tokens = [], len(primals)
-        leaves = accumulating = weights = frozenset()
-    roles = [*("input" for _ in primals[:tokens]), *roles]
+        inputs, tokens = StepInputs(), len(primals)
     separate_tangents(tangents)
-    expected = _expected(tangents, differentiate)
+    expected = _expected(tangents, manner.differentiate)
     device = device_of(joint.graph)
-    if compiled:
-        pad_once(joint.graph)
-        look_through_views(joint.graph)
-        join_sums(joint.graph)
-    else:
-        cast_once(joint.graph, primals[tokens:], _results(joint.graph)[forward_outputs:], weights)
-        cast_inside(joint.graph, tangents, backward_autocast)
-        in_order_of_memory(joint.graph)
-        batchnorm.fuse(joint.graph)
-        dropout.as_in_eager(joint.graph)
-    keep_mutated_inputs(joint.graph, primals, tangents)
-    drop_idle_views(joint.graph)
-    if not compiled:
-        conjugate_numbers(joint.graph)
-        materialise_zeros(joint.graph)
-        drop_copies(joint.graph)
-        stack_selected(joint.graph)
-    unexpected = [node for node in tangents if node not in expected]
-    prune_tangents(joint.graph, unexpected, tangents)
-    remove_dead(joint.graph, compiled=compiled)
-    if channels_last:
+    weights = _Weights(primals[tokens:], inputs, forward_outputs)
+    _rewrite(joint.graph, primals, tangents, weights, manner)
+    prune_tangents(joint.graph, [node for node in tangents if node not in expected], tangents)
+    remove_dead(joint.graph, compiled=manner.compiled)
+    if manner.channels_last:
         copy_channels_last_once(joint.graph, primals)
-    if kernels is not None:
-        settle(joint.graph, kernels)
-        kernels.save()
-        remove_dead(joint.graph, compiled=compiled)
-    results = _results(joint.graph)
-    outputs, gradients = results[:forward_outputs], results[forward_outputs:]
-    if not compiled:
-        gradients = _accumulated(joint.graph, primals[tokens:], gradients, accumulating)
-        gradients = lay_out(joint.graph, primals[tokens:], gradients, leaves)
+    if manner.kernels is not None:
+        settle(joint.graph, manner.kernels)
+        manner.kernels.save()
+        remove_dead(joint.graph, compiled=manner.compiled)
+    outputs, gradients = weights.split(joint.graph)
     return Trace(
         module=joint,
         primals=primals,
         tangents=tangents,
         outputs=outputs,
-        gradients=gradients,
-        roles=roles,
+        gradients=gradients if manner.compiled else weights.as_kept(joint.graph, gradients),
+        roles=[*("input" for _ in primals[:tokens]), *inputs.roles],
         expected=expected,
         device=device,
         mutated={node.args[0] for node in mutations(joint.graph)},  # type: ignore[misc]
     )
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """The primals that are inputs of the step, what is known of them, and where their gradients are."""
+
+    primals: list[fx.Node]
+    inputs: StepInputs
+    forward_outputs: int
+
+    def split(self, graph: fx.Graph) -> tuple[list[Any], list[Any]]:
+        """The outputs of the forward, and one gradient per primal."""
+        results = _results(graph)
+        return results[: self.forward_outputs], results[self.forward_outputs :]
+
+    def cast_once(self, graph: fx.Graph) -> None:
+        cast_once(graph, self.primals, self.split(graph)[1], self.inputs.cast_once)
+
+    def as_kept(self, graph: fx.Graph, gradients: list[Any]) -> list[Any]:
+        """The gradients as autograd keeps them in `.grad`: added to what is there, and laid out so."""
+        added = _accumulated(graph, self.primals, gradients, self.inputs.accumulating)
+        return lay_out(graph, self.primals, added, self.inputs.leaves)
+
+
+def _rewrite(
+    graph: fx.Graph, primals: list[fx.Node], tangents: list[fx.Node], weights: _Weights, manner: Manner
+) -> None:
+    """The rewrites that need nothing but the graph, in their order."""
+    if manner.compiled:
+        pad_once(graph)
+        look_through_views(graph)
+        join_sums(graph)
+    else:
+        weights.cast_once(graph)
+        cast_inside(graph, tangents, manner.backward_autocast)
+        in_order_of_memory(graph)
+        batchnorm.fuse(graph)
+        dropout.as_in_eager(graph)
+    keep_mutated_inputs(graph, primals, tangents)
+    drop_idle_views(graph)
+    if not manner.compiled:
+        conjugate_numbers(graph)
+        materialise_zeros(graph)
+        drop_copies(graph)
+        stack_selected(graph)
 
 
 def _expected(tangents: list[fx.Node], differentiate: str) -> list[fx.Node]:

@@ -26,7 +26,8 @@ from ..plans.planned_step import Plan
 from ..sketching.marker import leaving_marks
 from ..stages import Asked
 from ..units import Budget
-from .capped import Capped, fresh
+from .capped import Capped
+from .entries import fresh
 from .in_place import capped_of, put, remove, replaced
 from .whole_steps import refuse_lazy, refuse_part, refuse_what_is_not_captured
 

@@ -1,137 +1,41 @@
 """A capped callable: one plan per shape of its arguments, made at the first training call.
 
-Every plan has a code object of its own, so that torch's compile caches never mix plans, two capped models
-never meet, and an old plan can be let go. Calls in eval mode or without gradients run plainly.
+Calls in eval mode or without gradients run plainly.
 """
 
 from __future__ import annotations
 
 import gc
 import threading
-import types
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from .._torch import capture_settings, count_global_hooks, outside_dynamo, private, usual_stance
+from .._torch import capture_settings, outside_dynamo, usual_stance
 from ..capture.joint_graph import capturing
 from ..capture.torch_errors import CAPPED_INSIDE, clear_errors
 from ..console.log import log, planning, say_plan
 from ..errors import BudgetTooSmall, CaptureError
 from ..measuring.trial import Trial, modules_of
 from ..options import Options, limit
-from ..pipeline.in_flight import BAND, Caller, held_beside, some_plan, too_many
-from ..pipeline.optimizer_steps import changes
-from ..pipeline.runnable_step import RunnableStep, runnable
+from ..pipeline.in_flight import Caller, held_beside, some_plan, too_many
+from ..pipeline.runnable_step import RunnableStep
 from ..plans.planned_step import Plan
-from ..plans.simulator import simulate
 from ..sketching.marker import leaving_marks
-from ..stages import Asked
-from ..torch_state.autocast_state import State, present_state
-from ..torch_state.dispatch_modes import with_foreign_modes, without_foreign_modes
+from ..torch_state.dispatch_modes import without_foreign_modes
 from ..units import format_bytes
+from .entries import Entry, backend_for, fresh, graphs_of_this_call, key_of, present_graphs
 from .first_call import install, may_install
 from .whole_steps import (
     forced_eager,
     refuse_lazy,
-    refuse_part,
-    refuse_second_part,
     refuse_what_is_not_captured,
 )
 
-__all__ = ["Capped", "fresh"]
-
-_present = threading.local()
-"""How many graphs torch handed over for the capped call that a thread is in; None outside of one."""
-
-
-def _present_graphs() -> int | None:
-    return getattr(_present, "graphs", None)
-
-
-@dataclass(eq=False)
-class Entry:
-    """The compiled step of one shape, and the plans of its parts.
-
-    It is traced for a backward in the state `autocast`, and planned beside other calls that hold `beside`
-    bytes.
-    """
-
-    options: Options
-    caller: Caller
-    autocast: State = ()
-    beside: int = 0
-    call: Callable[..., Any] | None = None
-    parts: list[RunnableStep] = field(default_factory=list)
-    ran: list[RunnableStep] = field(default_factory=list)
-    with_bands: dict[Any, tuple[Plan, Plan]] = field(default_factory=dict)
-    looked: int = -1
-    state: int = 0
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan of the last step, or of its largest part; the sketched layers are those of all parts."""
-        plans = [part.plan for part in self.ran if part.plan is not None]
-        if len(plans) < 2:
-            return plans[0] if plans else None
-        sketched, trimmed = (
-            tuple(dict.fromkeys(name for plan in plans for name in getattr(plan, field)))
-            for field in ("sketched", "trimmed")
-        )
-        return replace(max(plans, key=lambda plan: plan.peak), sketched=sketched, trimmed=trimmed)
-
-    def plan_with(self, bands: dict[str, int]) -> Plan | None:
-        """The plan as it stands beside bytes that it was made without."""
-        plan = self.plan
-        key = tuple(bands.items())
-        if plan is None or not key:
-            return plan
-        before, known = self.with_bands.get(key, (None, None))
-        if before is plan:  # a step may have been planned again since
-            return known
-        made = _with_more(plan, bands)
-        self.with_bands[key] = plan, made
-        return made
-
-    def uncounted(self) -> dict[str, int]:
-        """Bytes that are there now and that the plan does not count."""
-        calls = 0 if self.beside else held_beside(self.caller)
-        found = {"present gradients": self.gradients(), "optimizer": self.uncounted_state(), BAND: calls}
-        return {name: size for name, size in found.items() if size}
-
-    def fits(self, more: int) -> bool:
-        """Whether the plan has room for more bytes beside it; where there is none yet, it has not."""
-        plan = self.plan
-        return plan is not None and (
-            plan.budget is None or plan.peak + self.uncounted_state() + more <= plan.budget
-        )
-
-    def uncounted_state(self) -> int:
-        """Bytes of optimizer state that are there now and that the plan does not count."""
-        if self.looked != changes():
-            self.looked = changes()
-            self.state = max((part.uncounted_state() for part in self.parts), default=0)
-        return self.state
-
-    def gradients(self) -> int:
-        """Bytes of gradients that are there now and that the plan does not count."""
-        uncounted = (part.inputs for part in self.ran if not part.inputs.accumulating)
-        return sum(size for inputs in uncounted for size in inputs.present_gradients())
-
-
-def _with_more(plan: Plan, bands: dict[str, int]) -> Plan:
-    """The plan with more bytes beside it."""
-    fixed = plan.graph.fixed
-    graph = plan.graph.replace(
-        fixed={**fixed, **{name: fixed.get(name, 0) + size for name, size in bands.items()}}
-    )
-    compiled = None if plan.compiled is None else plan.compiled + sum(bands.values())
-    return replace(plan, graph=graph, timeline=simulate(graph, plan.schedule), compiled=compiled)
+__all__ = ["Capped"]
 
 
 class Capped:
@@ -157,7 +61,7 @@ class Capped:
     def call(self, *args: Any, **kwargs: Any) -> Any:
         if not self.trains():
             return self.function(*args, **kwargs)
-        if _present_graphs() is not None:
+        if present_graphs() is not None:
             raise CaptureError(f"{CAPPED_INSIDE}: a step has one budget. lowtide.uncap one of the two")
         refuse_what_is_not_captured()
         entry = self.entry(args, kwargs)
@@ -176,9 +80,9 @@ class Capped:
         before = len(entry.parts)
         uncounted = entry.uncounted()
         entry.ran = []
-        _present.graphs = 0
         try:
             with (
+                graphs_of_this_call(),
                 self.one_at_a_time(entry),
                 nullcontext() if entry.parts else planning(),
                 clear_errors(),
@@ -193,8 +97,6 @@ class Capped:
             if isinstance(error, BudgetTooSmall) and entry.beside:
                 raise too_many(self.caller, error.budget) from None
             raise
-        finally:
-            _present.graphs = None
         self.calls += 1
         self.plan = entry.plan_with(uncounted) or self.plan
         if entry.plan is None:
@@ -274,7 +176,7 @@ class Capped:
         return True
 
     def entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
-        key = (*_key(args, kwargs), self.caller.autocast)
+        key = (*key_of(args, kwargs), self.caller.autocast)
         with self.lock:
             entry = self.find(key)
             if beside := self.must_leave_room(entry):
@@ -341,7 +243,7 @@ class Capped:
         entry = Entry(self.options, self.caller, self.caller.autocast, beside)
         entry.call = torch.compile(
             fresh(self.function),
-            backend=_backend_for(entry),
+            backend=backend_for(entry),
             fullgraph=not self.options.allow_breaks,
             dynamic=False,
         )
@@ -367,54 +269,3 @@ class Capped:
 
 
 _outside = outside_dynamo(Capped.call, f"{CAPPED_INSIDE}; lowtide.uncap it first")
-
-
-def _backend_for(entry: Entry) -> Callable[..., Any]:
-    """The backend of one entry; torch keeps backends for good, so this one holds nothing alive."""
-    weak = weakref.ref(entry)
-
-    def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        owner = weak()
-        assert owner is not None
-        if not owner.options.allow_breaks:
-            refuse_part(module)
-            if _present.graphs:
-                refuse_second_part()
-        asked = Asked(owner.options, autocast=owner.autocast, beside=owner.beside)
-        part = runnable(asked, owner.caller, module, inputs)
-        _present.graphs += 1
-        owner.parts.append(part)
-
-        def call(*args: Any) -> Any:
-            now = weak()
-            if now is not None:
-                now.ran.append(part)
-            return part(*args)
-
-        return with_foreign_modes(call)
-
-    return backend
-
-
-def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same call behind a code object of its own."""
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return types.FunctionType(
-        step.__code__.replace(), step.__globals__, step.__name__, step.__defaults__, step.__closure__
-    )
-
-
-def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What a plan depends on besides the model: shapes, dtypes, devices, plain values, autocast and DDP."""
-    leaves, spec = private("tree_flatten")((args, kwargs))
-    in_ddp = private("active_ddp")() is not None
-    return (present_state(), count_global_hooks(), in_ddp, str(spec), *map(_leaf_key, leaves))
-
-
-def _leaf_key(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
-    return leaf if isinstance(leaf, int | float | str | bool | None) else type(leaf)

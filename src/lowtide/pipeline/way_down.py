@@ -17,7 +17,7 @@ from .._torch import frees_tangents, private
 from ..capture.known_kernels import KnownKernels
 from ..capture.lift import lift
 from ..capture.torch_errors import OnlyPlanned
-from ..capture.trace import device_of, make_trace
+from ..capture.trace import Manner, device_of, make_trace
 from ..capture.untouched import with_tangents_that_come, without_untouched
 from ..devices.allocator import rounded
 from ..devices.baseline import State, fixed_bands, states
@@ -73,19 +73,14 @@ def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> C
     channels_last = asked.compiled and prefers_channels_last(joint, target)
     here = not asked.compiled and target is None  # another device, and a compiler, have other kernels
     measured = partial(Kernels, device_of(joint.graph)) if asked.measured else None
-    trace = make_trace(
-        joint,
-        forward_outputs=forward_outputs,
-        roles=asked.inputs.roles,
+    manner = Manner(
         differentiate=asked.differentiate,
-        accumulating=asked.inputs.accumulating,
-        leaves=asked.inputs.leaves,
-        weights=asked.inputs.cast_once,
         backward_autocast=asked.autocast,
         compiled=asked.compiled,
         channels_last=channels_last,
         kernels=KnownKernels(measured) if here else None,
     )
+    trace = make_trace(joint, asked.inputs, manner, forward_outputs=forward_outputs)
     asked.inputs.widen(trace.primals)
     lifted = lift(trace, target)
     graph = with_tangents_that_come(lifted.graph, trace)

@@ -25,8 +25,8 @@ from ..plans.graph import Graph
 from ..plans.order import first_order
 from ..plans.schedule import Schedule
 from .best import best_schedule
+from .chain_stages import crossing_bytes
 from .segments import backward_with_segments
-from .stages import crossing_bytes
 
 __all__ = ["segment_orders", "sqrt_segments"]
 

@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from ..stages import Action, Stages
+from ..chain_stages import Action, Stages
 from .search import long_end, quadratic, walk
 
 __all__ = ["StageLaw", "kept_cuts", "segment_actions"]

@@ -19,7 +19,7 @@ Ties fall towards less recomputation. "total": the most bytes kept of all sets w
 "swept": each next checkpoint is the nearest that does not raise the peak, so no output can be added to the
 kept ones without raising it. With a larger `budget` the same walk keeps more.
 
-On a captured graph (`chain`), the stages of `stages.py` are the layers, the bytes that cross a cut are the
+On a captured graph (`chain`), the stages of `chain_stages.py` are the layers, the bytes that cross a cut are the
 outputs, and each stage's saved bytes and working set make the law; the simulator judges what comes out.
 
 Limits: one level of recomputation, time is not looked at.
@@ -40,7 +40,7 @@ from ...plans.order import first_order
 from ...plans.schedule import Schedule
 from ...plans.simulator import simulate
 from ..best import best_schedule
-from ..stages import find_stages
+from ..chain_stages import find_stages
 from .laws import Measured, Model, find_law, refuse_unless_monotone
 from .measures import kept_cuts, segment_actions
 from .search import least_total, linear, quadratic, swept_peak, walk

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from ...plans.graph import Graph
 from ...plans.order import first_order, without_waste
-from ..stages import Stages, crossing_bytes
+from ..chain_stages import Stages, crossing_bytes
 from .chain import Action, Stage
 from .ways import Block, Places, Way
 

@@ -29,7 +29,7 @@ from ...plans.order import first_order, with_drops
 from ...plans.schedule import Schedule
 from ...plans.simulator import Timeline, simulate
 from ..best import rank
-from ..stages import stages_at
+from ..chain_stages import stages_at
 from .blocks import Blocks, choose_cuts
 from .table import ChainTable
 

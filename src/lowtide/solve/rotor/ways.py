@@ -24,7 +24,7 @@ from itertools import accumulate, pairwise
 from math import fsum
 
 from ...plans.graph import Op
-from ..stages import Stages
+from ..chain_stages import Stages
 from .chain import Option
 
 __all__ = ["Block", "Places", "Way"]

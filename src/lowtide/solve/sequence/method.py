@@ -33,7 +33,7 @@ from ...plans.keep_all import keep_all
 from ...plans.order import first_order, with_drops
 from ...plans.schedule import Schedule
 from ...plans.simulator import simulate
-from ..stages import find_stages
+from ..chain_stages import find_stages
 from .steps import Order, all_steps
 from .table import Keep, read_problem
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
-from ..stages import Action, Stages
+from ..chain_stages import Action, Stages
 from .actions import Backward, Forward, actions
 from .table import Keep, forward_count
 

@@ -1,0 +1,179 @@
+"""The compiled steps of a capped callable: one entry per shape of its arguments, with the plans of its parts.
+
+Every entry has a code object of its own, so that torch's compile caches never mix plans, two capped models
+never meet, and an old plan can be let go.
+"""
+
+from __future__ import annotations
+
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from .._torch import count_global_hooks, private
+from ..options import Options
+from ..pipeline.in_flight import BAND, Caller, held_beside
+from ..pipeline.optimizer_steps import changes
+from ..pipeline.runnable_step import RunnableStep, runnable
+from ..plans.planned_step import Plan
+from ..plans.simulator import simulate
+from ..stages import Asked
+from ..torch_state.autocast_state import State, present_state
+from ..torch_state.dispatch_modes import with_foreign_modes
+from .whole_steps import refuse_part, refuse_second_part
+
+__all__ = ["Entry", "backend_for", "fresh", "graphs_of_this_call", "key_of", "present_graphs"]
+
+_present = threading.local()
+
+
+def present_graphs() -> int | None:
+    """How many graphs torch handed over for the capped call that this thread is in; None outside of one."""
+    return getattr(_present, "graphs", None)
+
+
+@contextmanager
+def graphs_of_this_call() -> Iterator[None]:
+    """Count the graphs that torch hands over for one capped call."""
+    _present.graphs = 0
+    try:
+        yield
+    finally:
+        _present.graphs = None
+
+
+@dataclass(eq=False)
+class Entry:
+    """The compiled step of one shape, and the plans of its parts.
+
+    It is traced for a backward in the state `autocast`, and planned beside other calls that hold `beside`
+    bytes.
+    """
+
+    options: Options
+    caller: Caller
+    autocast: State = ()
+    beside: int = 0
+    call: Callable[..., Any] | None = None
+    parts: list[RunnableStep] = field(default_factory=list)
+    ran: list[RunnableStep] = field(default_factory=list)
+    with_bands: dict[Any, tuple[Plan, Plan]] = field(default_factory=dict)
+    looked: int = -1
+    state: int = 0
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the last step, or of its largest part; the sketched layers are those of all parts."""
+        plans = [part.plan for part in self.ran if part.plan is not None]
+        if len(plans) < 2:
+            return plans[0] if plans else None
+        sketched, trimmed = (
+            tuple(dict.fromkeys(name for plan in plans for name in getattr(plan, field)))
+            for field in ("sketched", "trimmed")
+        )
+        return replace(max(plans, key=lambda plan: plan.peak), sketched=sketched, trimmed=trimmed)
+
+    def plan_with(self, bands: dict[str, int]) -> Plan | None:
+        """The plan as it stands beside bytes that it was made without."""
+        plan = self.plan
+        key = tuple(bands.items())
+        if plan is None or not key:
+            return plan
+        before, known = self.with_bands.get(key, (None, None))
+        if before is plan:  # a step may have been planned again since
+            return known
+        made = _with_more(plan, bands)
+        self.with_bands[key] = plan, made
+        return made
+
+    def uncounted(self) -> dict[str, int]:
+        """Bytes that are there now and that the plan does not count."""
+        calls = 0 if self.beside else held_beside(self.caller)
+        found = {"present gradients": self.gradients(), "optimizer": self.uncounted_state(), BAND: calls}
+        return {name: size for name, size in found.items() if size}
+
+    def fits(self, more: int) -> bool:
+        """Whether the plan has room for more bytes beside it; where there is none yet, it has not."""
+        plan = self.plan
+        return plan is not None and (
+            plan.budget is None or plan.peak + self.uncounted_state() + more <= plan.budget
+        )
+
+    def uncounted_state(self) -> int:
+        """Bytes of optimizer state that are there now and that the plan does not count."""
+        if self.looked != changes():
+            self.looked = changes()
+            self.state = max((part.uncounted_state() for part in self.parts), default=0)
+        return self.state
+
+    def gradients(self) -> int:
+        """Bytes of gradients that are there now and that the plan does not count."""
+        uncounted = (part.inputs for part in self.ran if not part.inputs.accumulating)
+        return sum(size for inputs in uncounted for size in inputs.present_gradients())
+
+
+def _with_more(plan: Plan, bands: dict[str, int]) -> Plan:
+    """The plan with more bytes beside it."""
+    fixed = plan.graph.fixed
+    graph = plan.graph.replace(
+        fixed={**fixed, **{name: fixed.get(name, 0) + size for name, size in bands.items()}}
+    )
+    compiled = None if plan.compiled is None else plan.compiled + sum(bands.values())
+    return replace(plan, graph=graph, timeline=simulate(graph, plan.schedule), compiled=compiled)
+
+
+def backend_for(entry: Entry) -> Callable[..., Any]:
+    """The backend of one entry; torch keeps backends for good, so this one holds nothing alive."""
+    weak = weakref.ref(entry)
+
+    def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        owner = weak()
+        assert owner is not None
+        if not owner.options.allow_breaks:
+            refuse_part(module)
+            if _present.graphs:
+                refuse_second_part()
+        asked = Asked(owner.options, autocast=owner.autocast, beside=owner.beside)
+        part = runnable(asked, owner.caller, module, inputs)
+        _present.graphs += 1
+        owner.parts.append(part)
+
+        def call(*args: Any) -> Any:
+            now = weak()
+            if now is not None:
+                now.ran.append(part)
+            return part(*args)
+
+        return with_foreign_modes(call)
+
+    return backend
+
+
+def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call behind a code object of its own."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return types.FunctionType(
+        step.__code__.replace(), step.__globals__, step.__name__, step.__defaults__, step.__closure__
+    )
+
+
+def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """What a plan depends on besides the model: shapes, dtypes, devices, plain values, autocast and DDP."""
+    leaves, spec = private("tree_flatten")((args, kwargs))
+    in_ddp = private("active_ddp")() is not None
+    return (present_state(), count_global_hooks(), in_ddp, str(spec), *map(_leaf_key, leaves))
+
+
+def _leaf_key(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
+    return leaf if isinstance(leaf, int | float | str | bool | None) else type(leaf)
