@@ -645,6 +645,7 @@ def without_torch(*words: str, **options: Any) -> subprocess.CompletedProcess[st
     return subprocess.run(command, text=True, check=False, stderr=subprocess.PIPE, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [("plan", "-", "--budget", "50%"), ("compare", "-", "--methods", "auto"), ("frontier", "-")]
 )

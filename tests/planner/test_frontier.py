@@ -45,6 +45,7 @@ def check(found: Frontier, graph: Graph) -> None:
         assert plan.timeline == simulate(graph, plan.schedule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_plans_are_judged_undominated_and_go_from_end_to_end(name: str) -> None:
     found = whole_frontier(name)

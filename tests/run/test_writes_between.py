@@ -120,6 +120,7 @@ def test_a_write_gives_eagers_gradients_or_an_error(budget):
         assert equal(step(writing_nothing), unwritten, rtol=0, atol=0), (how, name)
 
 
+@pytest.mark.slow
 def test_what_is_recomputed_from_is_named():
     step = Steps("min")
     for how, says in {

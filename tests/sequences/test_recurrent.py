@@ -75,6 +75,7 @@ def check_equal(module, wrapper, *inputs, **more):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["one_way", "both_ways"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -91,6 +92,7 @@ def test_results_and_gradients_are_those_of_the_module(kind, bidirectional, limi
     check_equal(module, wrapper, x.detach())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", LIMITS[:3], ids=str)
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["one_way", "both_ways"])
 @pytest.mark.parametrize("kind", ["gru", "projected"])
@@ -219,6 +221,7 @@ def test_dropout_in_one_block_and_in_both_directions_is_that_of_the_module():
         check_equal(module, Recurrent(module, slots=2, chunk=3).eval(), x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lstm", "gru", "tanh"])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_measured_bytes_are_the_predicted_ones(kind, layers):
@@ -242,6 +245,7 @@ def test_measured_bytes_are_the_predicted_ones(kind, layers):
             wrapper = copy.deepcopy(wrapper)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gru", "projected"])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_rows_that_end_stay_within_the_budget(kind, layers):

@@ -67,6 +67,7 @@ def test_dropout_between_layers_is_drawn_as_without_graphs(captures):
         assert torch.equal(mine, true)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 @pytest.mark.parametrize("steps", [48, 45])
 def test_peak_and_runs_are_as_planned(steps, kind, captures):

@@ -280,6 +280,7 @@ class Mark:
     """Something that lives as long as a node of the graph."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [{"slots": 3}, {"budget": "min"}, {"budget": "100%"}], ids=str)
 @pytest.mark.parametrize("goes", ["backward", "away", "wrong"])
 @pytest.mark.parametrize("packed", [False, True])

@@ -280,6 +280,7 @@ def input_before(dtype):
 MAKERS = (lstm, lstm_loss, gru_of_dropout, counting, halves, itself)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 def test_the_predicted_peak_is_the_measured_one_to_the_byte(make):
     draw = random.Random(make.__name__)
@@ -341,6 +342,7 @@ def test_leaves_that_move_count_with_every_carry_that_is_kept():
     assert Case(partial(leapfrog, view=True), 60, "sum").difference(budget="20%") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [{"budget": "min"}, {"budget": "60%"}, {"slots": 2}], ids=str)
 @pytest.mark.parametrize(("reduce", "weights"), [(None, 0), ("sum", 0), ("last", 1), ("mean", 8)])
 def test_the_peak_with_lengths_is_exact_beside_their_masks(reduce, weights, way):
