@@ -15,6 +15,7 @@ from lowtide.pipeline import pipeline as capture
 from lowtide.prices import measured as cost
 from lowtide.prices import price_cache as pricelist
 from lowtide.prices.price_cache import PriceList
+from lowtide.prices.pricing import price
 
 
 @pytest.fixture
@@ -253,7 +254,7 @@ def test_convolutions_are_measured_in_the_layout_that_they_will_have(cache):
     model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
 
     def turned(*args, **options):
-        return cost.price(*args, **{**options, "channels_last": True})
+        return price(*args, **{**options, "channels_last": True})
 
     with mock.patch.object(capture, "price", turned):
         graph = measured(model, torch.randn(2, 4, 8, 8))

@@ -52,6 +52,7 @@ def test_it_is_at_least_as_good_as_segments(name):
     assert seconds(graph, segments.peak) <= segments.seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cnn", "transformer"])
 def test_it_goes_down_to_the_largest_single_step(name):
     graph = GRAPHS[name]
@@ -79,6 +80,7 @@ def test_a_chain_of_equal_steps_gets_the_optimal_multi_level_schedule(steps, slo
     assert timeline.again == forward_count(steps, slots) - 2 * steps + 1
 
 
+@pytest.mark.slow
 def test_a_long_chain_gets_the_optimum_for_every_number_of_slots():
     graph = chain(256)
     for slots in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 200, 255):
@@ -99,6 +101,7 @@ def test_it_never_loses_to_another_method(name, method):
             assert own.seconds <= other.seconds * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_small_graphs_get_the_optimum_of_the_exact_solver():
     pytest.importorskip("highspy")
     worse = []
@@ -142,6 +145,7 @@ def _certain(op: Op) -> str:
     return "pure" if op.kind == "random" else op.kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("takes", [False, True])
 def test_tiny_graphs_get_the_optimum(takes):
     found = best = 0.0
