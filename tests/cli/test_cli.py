@@ -663,6 +663,7 @@ def test_a_refused_budget_needs_no_torch() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_is_no_error(shell: Shell) -> None:
     read, write = os.pipe()
     os.close(read)
@@ -671,6 +672,7 @@ def test_a_reader_that_stops_is_no_error(shell: Shell) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_behind_standard_output_is_told(shell: Shell) -> None:
     with open("/dev/full", "w") as full:
@@ -679,6 +681,7 @@ def test_a_full_disk_behind_standard_output_is_told(shell: Shell) -> None:
     assert done.stderr == "lowtide: error: cannot write the result: No space left on device\n"
 
 
+@pytest.mark.slow
 def test_a_terminal_without_the_bars_gets_question_marks(shell: Shell) -> None:
     done = without_torch(
         "plan",

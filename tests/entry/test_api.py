@@ -238,6 +238,7 @@ def test_training_from_two_threads(model):
     assert len(found) == 2
 
 
+@pytest.mark.slow
 def test_gradient_accumulation_adds_inside_the_step(model, x):
     twin = copy.deepcopy(model)
     lowtide.cap(model, "75%")
@@ -386,6 +387,7 @@ def test_training_reaches_the_same_weights(x):
     assert same(list(model.state_dict().values()), list(twin.state_dict().values()))
 
 
+@pytest.mark.slow
 def test_given_plan_is_followed(model, x):
     plan = lowtide.plan(model, x, budget="60%")
     again = lowtide.Plan.from_json(plan.to_json())

@@ -84,6 +84,7 @@ def test_a_plan_that_costs_no_time_replaces_keeping_everything() -> None:
     assert found.best("100%").peak == found[0].peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("points", range(2, 9))
 @pytest.mark.parametrize("name", GRAPHS)
 def test_points_thin_it_and_keep_both_ends(name: str, points: int) -> None:

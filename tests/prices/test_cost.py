@@ -117,6 +117,7 @@ def test_other_shapes_are_measured_anew(cache, model, x):
     assert ops_that_run(model, x[:4]) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [

@@ -112,6 +112,7 @@ def test_packed_sequences(kind, bidirectional, limit):
         assert output.batch_sizes is packed.batch_sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["one_way", "both_ways"])
 @pytest.mark.parametrize("limit", [{}, {"slots": 2}, {"budget": "min"}], ids=str)
@@ -258,6 +259,7 @@ def test_rows_that_end_stay_within_the_budget(kind, layers):
             assert loop_part(wrapper, packed) <= wrapper.plan(packed).peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lstm", "gru", "tanh"])
 def test_both_directions_share_the_budget(kind):
     x = torch.randn(24, 6, 4, requires_grad=False)
@@ -430,6 +432,7 @@ def test_gradients_accumulate_and_hooks_see_whole_gradients():
     torch.testing.assert_close(module.weight_hh_l0.grad, 2 * seen[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_of_weights_in_one_piece_hand_gradients_on(kind, monkeypatch):
     """Stands in for a GPU: cuDNN's layout is not there, but all copies are made and differentiated."""

@@ -70,6 +70,7 @@ def test_gradients_are_bitwise_those_of_the_plain_loop(length, way):
     assert torch.equal(got[2], expected[2])  # the random state behind it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("chunk", [1, 2, 5, 37, 99])
 @pytest.mark.parametrize("reduce", [None, "mean", "last"])
@@ -103,6 +104,7 @@ def test_a_parameter_that_is_read_twice_in_a_step_gets_its_gradient_to_rounding(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("slots", [1, 2, 3, 6, 40])
 @pytest.mark.parametrize("keep", ["hidden", "internal"])
@@ -306,6 +308,7 @@ def test_the_predicted_peak_is_the_measured_one_to_the_byte(make):
     assert len(differences) >= 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [{"budget": "min"}, {"budget": "60%"}, {"slots": 2}], ids=str)
 @pytest.mark.parametrize("make", [lstm_loss, gru_of_dropout, halves], ids=lambda make: make.__name__)
 def test_the_peak_of_chunks_is_exact_where_they_are_alike_and_a_bound_where_not(make, way):

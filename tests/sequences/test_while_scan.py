@@ -411,6 +411,7 @@ def test_a_cell_that_raises_leaves_nothing_behind(at):
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.slow
 def test_a_cell_that_raises_in_the_backward_leaves_nothing_behind():
     cell, broken = Counting(dropout=0.5), []
 

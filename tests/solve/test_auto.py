@@ -62,6 +62,7 @@ def test_it_goes_down_to_the_largest_single_step(name):
     assert simulate(graph, auto(graph, 0)).peak <= 1.25 * floor
 
 
+@pytest.mark.slow
 def test_the_same_graph_gets_the_same_plan():
     first, second = transformer(1), transformer(1).replace(prices="again")
     budget = simulate(first, keep_all(first)).peak * 3 // 5
@@ -116,6 +117,7 @@ def test_small_graphs_get_the_optimum_of_the_exact_solver():
     assert all(share <= 0.03 for share in worse)
 
 
+@pytest.mark.slow
 def test_the_plan_does_not_depend_on_the_process():
     script = (
         "import sys; sys.path.insert(0, 'tests')\n"
@@ -162,6 +164,7 @@ def test_tiny_graphs_get_the_optimum(takes):
     assert found <= 1.02 * best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("takes", [False, True])
 def test_no_tiny_graph_has_a_much_smaller_peak_than_is_found(takes):
     for seed in range(24):

@@ -176,6 +176,7 @@ def test_with_writes_in_place_no_method_beats_the_bound(method):
             assert lower_bound(graph, found.peak) <= found.seconds * ROUNDING
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(builders)
 def test_never_grows_with_the_budget(graph):

@@ -217,6 +217,7 @@ def test_graphs_with_nothing_to_choose():
     assert solve_exact(free, simulate(free, keep_all(free)).peak - 1).seconds == 0.0
 
 
+@pytest.mark.slow
 def test_when_time_runs_out_the_start_comes_back_with_a_bound():
     pytest.importorskip("highspy")
     graph = cnn(3)
@@ -227,6 +228,7 @@ def test_when_time_runs_out_the_start_comes_back_with_a_bound():
     assert lower_bound(graph, budget) <= found.bound <= found.seconds
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_too_large_is_not_searched(monkeypatch):
     pytest.importorskip("highspy")
     graph = cnn(2)
