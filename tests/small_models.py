@@ -9,7 +9,7 @@ from torch import nn
 EXECUTORS = ["eager", pytest.param("inductor", marks=pytest.mark.inductor)]
 
 
-def mlp(width=32, depth=16):
+def mlp(width=32, depth=6):
     layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.Tanh())]
     return nn.Sequential(*layers, nn.Linear(width, 1))
 

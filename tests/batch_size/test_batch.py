@@ -102,6 +102,7 @@ def test_the_largest_capped_batch_really_runs(found: lowtide.LargestBatch) -> No
     assert held.measured <= 2**18
 
 
+@pytest.mark.slow
 def test_the_batch_may_be_made_where_meta_tensors_do_not_do(found: lowtide.LargestBatch) -> None:
     def made(size: int) -> tuple[nn.Module, torch.Tensor]:
         assert torch.ones(3).sum().item() == 3

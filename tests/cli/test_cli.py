@@ -645,6 +645,7 @@ def without_torch(*words: str, **options: Any) -> subprocess.CompletedProcess[st
     return subprocess.run(command, text=True, check=False, stderr=subprocess.PIPE, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [("plan", "-", "--budget", "50%"), ("compare", "-", "--methods", "auto"), ("frontier", "-")]
 )
@@ -662,6 +663,7 @@ def test_a_refused_budget_needs_no_torch() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_is_no_error(shell: Shell) -> None:
     read, write = os.pipe()
     os.close(read)
@@ -670,6 +672,7 @@ def test_a_reader_that_stops_is_no_error(shell: Shell) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_behind_standard_output_is_told(shell: Shell) -> None:
     with open("/dev/full", "w") as full:
@@ -678,6 +681,7 @@ def test_a_full_disk_behind_standard_output_is_told(shell: Shell) -> None:
     assert done.stderr == "lowtide: error: cannot write the result: No space left on device\n"
 
 
+@pytest.mark.slow
 def test_a_terminal_without_the_bars_gets_question_marks(shell: Shell) -> None:
     done = without_torch(
         "plan",

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from random import Random
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -246,6 +247,7 @@ def test_agrees_with_a_second_model(story, halves):
     assert allocator_overhead(graph, Schedule(steps, ()), free) == naive_excess(story, free)
 
 
+@pytest.mark.slow
 def test_a_plan_for_a_caching_allocator_leaves_a_little_free_where_it_can():
     graph = chain(24, size=MIB // 2)
     smallest = plan_graph(graph, "min").peak

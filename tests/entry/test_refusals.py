@@ -105,8 +105,9 @@ def test_capped_part_of_a_model(model):
         lowtide.cap(model, "1GiB")
 
 
+@pytest.mark.slow
 def test_plan_of_another_model(model, x):
-    other = lowtide.plan(WithLoss(mlp(depth=17)), x, budget="80%")
+    other = lowtide.plan(WithLoss(mlp(depth=7)), x, budget="80%")
     lowtide.cap(model, plan=other)
     with pytest.raises(lowtide.PlanMismatch, match="another step"):
         model(x)

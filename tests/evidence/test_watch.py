@@ -46,6 +46,7 @@ def test_bytes_after_every_run_are_as_predicted(budget):
     assert found.peak == plan.peak
 
 
+@pytest.mark.slow
 def test_runs_that_another_kernel_serves_are_passed_over():
     step, plan = capped(convolutional, (4, 8, 8, 8), "min")
     found, runs = watch(step, plan), runs_of(plan)

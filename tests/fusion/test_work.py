@@ -40,6 +40,7 @@ def test_what_computes_for_long_costs_more_than_it_moves(function):
     assert moved == pytest.approx(each * ROWS * WIDTH / PER_BYTE, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_mask_is_kept_before_numbers_are_drawn_again():
     """It takes half of the bytes that others do, and many times less to read than to draw."""
     layers = [nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Dropout(0.1)) for _ in range(6)]

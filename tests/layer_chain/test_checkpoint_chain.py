@@ -143,6 +143,7 @@ def test_measured_peak_is_the_predicted_one_and_bits_are_the_same(name):
         assert tensor is None or torch.equal(tensor, found[key]), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_measured_peak_is_the_predicted_one_for_any_checkpoints(name):
     model, sample = make(name)

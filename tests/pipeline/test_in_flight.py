@@ -46,6 +46,7 @@ def test_a_second_call_that_does_not_fit_is_refused_and_the_first_goes_on(execut
     model(batches[1]).backward()  # alone it fits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("together", [True, False])
 def test_calls_that_fit_together_stay_under_the_budget(executor, together, batches):

@@ -45,6 +45,7 @@ def check(found: Frontier, graph: Graph) -> None:
         assert plan.timeline == simulate(graph, plan.schedule)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_plans_are_judged_undominated_and_go_from_end_to_end(name: str) -> None:
     found = whole_frontier(name)
@@ -83,6 +84,7 @@ def test_a_plan_that_costs_no_time_replaces_keeping_everything() -> None:
     assert found.best("100%").peak == found[0].peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("points", range(2, 9))
 @pytest.mark.parametrize("name", GRAPHS)
 def test_points_thin_it_and_keep_both_ends(name: str, points: int) -> None:

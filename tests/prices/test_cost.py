@@ -14,8 +14,8 @@ from lowtide.devices.table import DEVICES, find_device
 from lowtide.pipeline import way_down
 from lowtide.prices import measured as cost
 from lowtide.prices import price_cache as pricelist
-from lowtide.prices import pricing
 from lowtide.prices.price_cache import PriceList
+from lowtide.prices.pricing import price
 
 
 @pytest.fixture
@@ -117,6 +117,7 @@ def test_other_shapes_are_measured_anew(cache, model, x):
     assert ops_that_run(model, x[:4]) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content",
     [
@@ -254,7 +255,7 @@ def test_convolutions_are_measured_in_the_layout_that_they_will_have(cache):
     model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 2))
 
     def turned(*args, **options):
-        return pricing.price(*args, **{**options, "channels_last": True})
+        return price(*args, **{**options, "channels_last": True})
 
     with mock.patch.object(way_down, "price", turned):
         graph = measured(model, torch.randn(2, 4, 8, 8))

@@ -299,6 +299,7 @@ def test_every_row_is_in_one_group() -> None:
         assert sorted(members) == sorted(row.name for row in rows)
 
 
+@pytest.mark.slow
 def test_choices_are_sorted_and_say_what_changes() -> None:
     graph = cnn(3)
     plans = frontier(graph)
@@ -486,6 +487,7 @@ def test_a_step_of_5000_ops_is_under_a_megabyte() -> None:
     assert len(page(plan).encode()) < 1_000_000
 
 
+@pytest.mark.slow
 def test_a_frame_s_text_is_escaped_once() -> None:
     capped = frontier(cnn(4)).best("60%")
     assert escape(page(capped)) in capped._repr_html_()

@@ -120,6 +120,7 @@ def test_a_write_gives_eagers_gradients_or_an_error(budget):
         assert equal(step(writing_nothing), unwritten, rtol=0, atol=0), (how, name)
 
 
+@pytest.mark.slow
 def test_what_is_recomputed_from_is_named():
     step = Steps("min")
     for how, says in {
@@ -168,6 +169,7 @@ def test_the_next_step_is_as_if_nothing_had_happened():
     model(x).mean().backward()
 
 
+@pytest.mark.slow
 def test_an_input_is_let_go_of_with_the_backward():
     model = lowtide.cap(nn.Sequential(*(Scaled() for _ in range(LAYERS))), "min")
     x = torch.randn(64, 16)
@@ -193,6 +195,7 @@ class Stashed(torch.autograd.Function):
         return grad * torch.cos(ctx.x) * ctx.weight, (grad * torch.sin(ctx.x)).sum(0)
 
 
+@pytest.mark.slow
 def test_what_a_function_keeps_on_its_context_is_freed_when_dropped():
     weights = [torch.randn(64, requires_grad=True) for _ in range(6)]
 

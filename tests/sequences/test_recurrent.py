@@ -75,6 +75,7 @@ def check_equal(module, wrapper, *inputs, **more):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["one_way", "both_ways"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -91,6 +92,7 @@ def test_results_and_gradients_are_those_of_the_module(kind, bidirectional, limi
     check_equal(module, wrapper, x.detach())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", LIMITS[:3], ids=str)
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["one_way", "both_ways"])
 @pytest.mark.parametrize("kind", ["gru", "projected"])
@@ -110,6 +112,7 @@ def test_packed_sequences(kind, bidirectional, limit):
         assert output.batch_sizes is packed.batch_sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["one_way", "both_ways"])
 @pytest.mark.parametrize("limit", [{}, {"slots": 2}, {"budget": "min"}], ids=str)
@@ -219,6 +222,7 @@ def test_dropout_in_one_block_and_in_both_directions_is_that_of_the_module():
         check_equal(module, Recurrent(module, slots=2, chunk=3).eval(), x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lstm", "gru", "tanh"])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_measured_bytes_are_the_predicted_ones(kind, layers):
@@ -242,6 +246,7 @@ def test_measured_bytes_are_the_predicted_ones(kind, layers):
             wrapper = copy.deepcopy(wrapper)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gru", "projected"])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_rows_that_end_stay_within_the_budget(kind, layers):
@@ -254,6 +259,7 @@ def test_rows_that_end_stay_within_the_budget(kind, layers):
             assert loop_part(wrapper, packed) <= wrapper.plan(packed).peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lstm", "gru", "tanh"])
 def test_both_directions_share_the_budget(kind):
     x = torch.randn(24, 6, 4, requires_grad=False)
@@ -426,6 +432,7 @@ def test_gradients_accumulate_and_hooks_see_whole_gradients():
     torch.testing.assert_close(module.weight_hh_l0.grad, 2 * seen[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_copies_of_weights_in_one_piece_hand_gradients_on(kind, monkeypatch):
     """Stands in for a GPU: cuDNN's layout is not there, but all copies are made and differentiated."""

@@ -39,6 +39,7 @@ def check_equal(module, wrapper, x):
         torch.testing.assert_close(mine, true, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["one_way", "both_ways"])
 @pytest.mark.parametrize("kind", MODULES)
 def test_gradients_are_those_of_the_module(kind, bidirectional, captures):
@@ -67,6 +68,7 @@ def test_dropout_between_layers_is_drawn_as_without_graphs(captures):
         assert torch.equal(mine, true)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 @pytest.mark.parametrize("steps", [48, 45])
 def test_peak_and_runs_are_as_planned(steps, kind, captures):

@@ -102,6 +102,7 @@ def _float(cell):
     return tuple(torch.zeros(2, 4, dtype=torch.bfloat16) for _ in range(2)) if cell else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("doubled", [False, True])
 @pytest.mark.parametrize("inner", [{"slots": 2}, {"budget": "min"}], ids=str)
 def test_a_scan_inside_a_scan(doubled, inner, weight, xs, start):
@@ -280,6 +281,7 @@ class Mark:
     """Something that lives as long as a node of the graph."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [{"slots": 3}, {"budget": "min"}, {"budget": "100%"}], ids=str)
 @pytest.mark.parametrize("goes", ["backward", "away", "wrong"])
 @pytest.mark.parametrize("packed", [False, True])

@@ -70,6 +70,7 @@ def test_gradients_are_bitwise_those_of_the_plain_loop(length, way):
     assert torch.equal(got[2], expected[2])  # the random state after it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("chunk", [1, 2, 5, 37, 99])
 @pytest.mark.parametrize("reduce", [None, "mean", "last"])
@@ -103,6 +104,7 @@ def test_a_parameter_that_is_read_twice_in_a_step_gets_its_gradient_to_rounding(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("slots", [1, 2, 3, 6, 40])
 @pytest.mark.parametrize("keep", ["hidden", "internal"])
@@ -280,6 +282,7 @@ def input_before(dtype):
 MAKERS = (lstm, lstm_loss, gru_of_dropout, counting, halves, itself)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
 def test_the_predicted_peak_is_the_measured_one_to_the_byte(make):
     draw = random.Random(make.__name__)
@@ -305,6 +308,7 @@ def test_the_predicted_peak_is_the_measured_one_to_the_byte(make):
     assert len(differences) >= 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [{"budget": "min"}, {"budget": "60%"}, {"slots": 2}], ids=str)
 @pytest.mark.parametrize("make", [lstm_loss, gru_of_dropout, halves], ids=lambda make: make.__name__)
 def test_the_peak_of_chunks_is_exact_where_they_are_alike_and_a_bound_where_not(make, way):
@@ -341,6 +345,7 @@ def test_leaves_that_move_count_with_every_carry_that_is_kept():
     assert Case(partial(leapfrog, view=True), 60, "sum").difference(budget="20%") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [{"budget": "min"}, {"budget": "60%"}, {"slots": 2}], ids=str)
 @pytest.mark.parametrize(("reduce", "weights"), [(None, 0), ("sum", 0), ("last", 1), ("mean", 8)])
 def test_the_peak_with_lengths_is_exact_beside_their_masks(reduce, weights, way):

@@ -24,6 +24,7 @@ def long(xs, steps):
     return xs.detach().repeat(steps // len(xs) + 1, *[1] * (xs.ndim - 1))[:steps].clone()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("steps", [64, 61, 32])
 @pytest.mark.parametrize("reduce", [None, "sum", "mean", "last", "fold"])

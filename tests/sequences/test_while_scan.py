@@ -184,6 +184,7 @@ def smallest_budget(cell):
     return caught.value.smallest, caught.value.parts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize("slots", [1, 2, 3, 6, 11])
 def test_the_peak_stays_within_the_budget(slots, dropout):
@@ -386,6 +387,7 @@ def tensors():
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 8])
 def test_a_cell_that_raises_leaves_nothing_behind(at):
     cell, below = Counting(dropout=0.5), Counting.below
@@ -409,6 +411,7 @@ def test_a_cell_that_raises_leaves_nothing_behind(at):
     assert torch.is_grad_enabled()
 
 
+@pytest.mark.slow
 def test_a_cell_that_raises_in_the_backward_leaves_nothing_behind():
     cell, broken = Counting(dropout=0.5), []
 
@@ -429,6 +432,7 @@ def test_a_cell_that_raises_in_the_backward_leaves_nothing_behind():
     assert tensors() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduce", [None, "sum", "last"])
 def test_a_loop_without_backward_is_freed(reduce):
     cell = Counting()

@@ -59,6 +59,7 @@ def test_all_but_the_weight_gradient_is_bitwise_exact(shape, dtype, layout, bias
     assert plain[2].dtype == sketched[2].dtype
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_weight_gradients_are_right_on_average(kind):
     model = sketch(nn.Linear(WIDTH, 8, dtype=torch.float64), kind)

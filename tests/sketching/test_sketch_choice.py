@@ -20,6 +20,8 @@ from lowtide.solve.search.ladder import Rung
 from lowtide.stages import Asked
 from sketched import WIDTH, Block, WithLoss, gradients, same, step
 
+pytestmark = pytest.mark.slow
+
 
 def sketch(model, kind="rows", rate=0.25, **options):
     return lowtide.sketch(model, rate if KINDS[kind].has_rate else None, kind=kind, **options)

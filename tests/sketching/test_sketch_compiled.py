@@ -11,6 +11,8 @@ import lowtide
 from lowtide.sketching.kinds import KINDS
 from sketched import WIDTH, Block, WithLoss, close, gradients, same, step
 
+pytestmark = pytest.mark.slow
+
 
 def sketch(model, kind="strided", rate=0.25, **options):
     return lowtide.sketch(model, rate if KINDS[kind].has_rate else None, kind=kind, **options)

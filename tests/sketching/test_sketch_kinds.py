@@ -42,6 +42,7 @@ def deviations(samples, expected):
     return ((samples.mean(0) - expected) / error).abs().max().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [24, 23])
 @pytest.mark.parametrize("name", KINDS)
 def test_mean_and_variance(name, rows):
@@ -88,6 +89,7 @@ def test_the_law_of_cosines_is_close():
         assert abs(law / exact - 1) < 2 / rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_RATE)
 def test_rows_that_are_not_real(name):
     """They change no average, and the noise is that of the real rows alone."""

@@ -11,6 +11,8 @@ from lowtide.sketching.kinds import KINDS
 from lowtide.sketching.moments import moments
 from sketched import WIDTH, Block, WithLoss, gradients, same, step
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def x():

@@ -12,6 +12,8 @@ from lowtide.sketching.draw import draw_seed
 from sketched import WIDTH, Block, WithLoss, same, step
 from small_models import EXECUTORS
 
+pytestmark = pytest.mark.slow
+
 KINDS = {"strided": 0.25, "int8": None, "int4": None}
 
 

@@ -13,6 +13,8 @@ from lowtide.sketching import choose as choosing
 from lowtide.sketching.gradient_rows import gradient_rows, part_of
 from sketched import WIDTH, gradients, same, step
 
+pytestmark = pytest.mark.slow
+
 aten = torch.ops.aten
 
 

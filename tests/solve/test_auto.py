@@ -52,6 +52,7 @@ def test_it_is_at_least_as_good_as_segments(name):
     assert seconds(graph, segments.peak) <= segments.seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cnn", "transformer"])
 def test_it_goes_down_to_the_largest_single_step(name):
     graph = GRAPHS[name]
@@ -61,6 +62,7 @@ def test_it_goes_down_to_the_largest_single_step(name):
     assert simulate(graph, auto(graph, 0)).peak <= 1.25 * floor
 
 
+@pytest.mark.slow
 def test_the_same_graph_gets_the_same_plan():
     first, second = transformer(1), transformer(1).replace(prices="again")
     budget = simulate(first, keep_all(first)).peak * 3 // 5
@@ -79,6 +81,7 @@ def test_a_chain_of_equal_steps_gets_the_optimal_multi_level_schedule(steps, slo
     assert timeline.again == forward_count(steps, slots) - 2 * steps + 1
 
 
+@pytest.mark.slow
 def test_a_long_chain_gets_the_optimum_for_every_number_of_slots():
     graph = chain(256)
     for slots in (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128, 200, 255):
@@ -99,6 +102,7 @@ def test_it_never_loses_to_another_method(name, method):
             assert own.seconds <= other.seconds * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_small_graphs_get_the_optimum_of_the_exact_solver():
     pytest.importorskip("highspy")
     worse = []
@@ -113,6 +117,7 @@ def test_small_graphs_get_the_optimum_of_the_exact_solver():
     assert all(share <= 0.03 for share in worse)
 
 
+@pytest.mark.slow
 def test_the_plan_does_not_depend_on_the_process():
     script = (
         "import sys; sys.path.insert(0, 'tests')\n"
@@ -142,6 +147,7 @@ def _certain(op: Op) -> str:
     return "pure" if op.kind == "random" else op.kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("takes", [False, True])
 def test_tiny_graphs_get_the_optimum(takes):
     found = best = 0.0
@@ -158,6 +164,7 @@ def test_tiny_graphs_get_the_optimum(takes):
     assert found <= 1.02 * best
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("takes", [False, True])
 def test_no_tiny_graph_has_a_much_smaller_peak_than_is_found(takes):
     for seed in range(24):

@@ -98,6 +98,7 @@ def tiny_graph(seed: int) -> Graph:
     return graph.replace(fixed={"other": rng.randint(0, 3)}, boundary=rng.choice([0, 0, 1]))
 
 
+@pytest.mark.slow
 def test_with_writes_in_place_never_above_the_optimum_over_all_orders():
     tried = equal = rerun = proven = helped = 0
     for seed in range(60):
@@ -152,6 +153,7 @@ builders = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(builders, st.floats(0.2, 1.0))
 def test_never_above_a_schedule_at_its_own_peak(graph, share):
@@ -161,6 +163,7 @@ def test_never_above_a_schedule_at_its_own_peak(graph, share):
         assert top.seconds <= lower_bound(graph, found.peak) <= found.seconds * ROUNDING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_with_writes_in_place_no_method_beats_the_bound(method):
     if method == "exact":
@@ -173,6 +176,7 @@ def test_with_writes_in_place_no_method_beats_the_bound(method):
             assert lower_bound(graph, found.peak) <= found.seconds * ROUNDING
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(builders)
 def test_never_grows_with_the_budget(graph):

@@ -44,6 +44,7 @@ def tiny_graphs() -> list[Graph]:
     return [chain(4), chain(5), *(g for g in plain + special if sum(len(op.writes) for op in g.ops) < 16)]
 
 
+@pytest.mark.slow
 def test_equals_exhaustive_search(highs):
     tried = rerun = infeasible = 0
     for graph in tiny_graphs():
@@ -65,6 +66,7 @@ def test_equals_exhaustive_search(highs):
     assert infeasible > 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", [chain(8), chain(10), cnn(1), transformer(1), random_graph(2, 12)])
 @pytest.mark.parametrize("share", [90, 70])
 def test_larger_graphs_are_no_slower_than_auto_and_no_faster_than_the_bound(graph, share):
@@ -116,6 +118,7 @@ def test_a_saved_random_state_takes_room_from_the_first_run_to_the_last(highs):
     assert highs(dropout_step(9), simulate(free, keep_all(free)).peak - 1).schedule is None
 
 
+@pytest.mark.slow
 def test_smallest_peak_is_the_least_budget_that_fits(highs):
     for graph in (chain(6), stateless(random_graph(3, 4)), transformer(1)):
         least = simulate(graph, smallest_peak(graph)).peak
@@ -172,6 +175,7 @@ def test_a_budget_above_the_natural_peak_keeps_everything():
     assert exact(graph, top.peak) == keep_all(graph)
 
 
+@pytest.mark.slow
 def test_with_writes_in_place_nothing_is_proven_but_the_lower_bound():
     pytest.importorskip("highspy")
     shown = 0
@@ -213,6 +217,7 @@ def test_graphs_with_nothing_to_choose():
     assert solve_exact(free, simulate(free, keep_all(free)).peak - 1).seconds == 0.0
 
 
+@pytest.mark.slow
 def test_when_time_runs_out_the_start_comes_back_with_a_bound():
     pytest.importorskip("highspy")
     graph = cnn(3)
@@ -223,6 +228,7 @@ def test_when_time_runs_out_the_start_comes_back_with_a_bound():
     assert lower_bound(graph, budget) <= found.bound <= found.seconds
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_too_large_is_not_searched(monkeypatch):
     pytest.importorskip("highspy")
     graph = cnn(2)

@@ -205,6 +205,7 @@ def plain_search(dag: ForwardDag, sets: list[int], budget: int, centric: str) ->
     return dag.total_seconds(dag.everything) - max(final) if centric == "time" else min(final)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("centric", ["time", "memory"])
 def test_parallel_branches_are_solved_as_by_the_plain_recurrence(seed, centric):
@@ -340,6 +341,7 @@ def test_a_chain_takes_about_twice_the_root_for_at_most_one_more_forward(family)
     assert timeline.again <= 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [cnn, transformer])
 def test_the_fastest_that_fits_is_taken(make):
     graph = make(5)
@@ -366,6 +368,7 @@ def test_orders_go_from_keeping_everything_down_to_the_floor():
     assert max(peaks) == peaks[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 2, 10, 40])
 def test_an_interrupt_keeps_the_best_schedule_so_far(after):
     graph = transformer(6)

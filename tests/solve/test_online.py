@@ -221,6 +221,7 @@ def test_longer_loops_are_replayed(steps, slots):
     assert replay(whole(kept, steps, slots), steps, slots) == online_count(steps, slots)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [2, 30])
 def test_a_million_steps(slots):
     steps = 10**6

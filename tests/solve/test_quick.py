@@ -16,6 +16,7 @@ def judged(graph, rung):
     return timeline
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", [chain(12), transformer(1), random_graph(3, 12)])
 def test_a_quick_look_is_nearly_as_good_as_a_search(graph):
     whole = simulate(graph, keep_all(graph)).peak

@@ -277,6 +277,7 @@ def test_chains_of_equal_steps_are_planned_as_well_as_possible(steps):
             assert timeline.seconds == pytest.approx(best)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", [transformer(6), cnn(8)], ids=["transformer", "cnn"])
 def test_blocks_beat_segments_at_every_budget_and_go_lower(graph):
     top = simulate(graph, keep_all(graph))

@@ -302,6 +302,7 @@ def test_a_short_chain_gets_the_optimum_of_all_schedules(n):
         assert timeline.seconds == best_seconds(graph, 4 + slots)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "slots"), [(24, 1), (24, 3), (64, 2), (64, 9), (100, 31), (256, 3), (256, 8), (256, 100)]
 )
@@ -315,6 +316,7 @@ def test_a_chain_takes_the_optimal_number_of_runs(n, slots):
         assert timeline.again == reversal(n, slots - 1) - (n - 1)
 
 
+@pytest.mark.slow
 def test_the_orders_for_no_budget_have_the_optimum_of_a_chain_for_every_number_of_slots():
     graph = chain(256)
     orders = list(sequence_orders(graph))
@@ -325,6 +327,7 @@ def test_the_orders_for_no_budget_have_the_optimum_of_a_chain_for_every_number_o
         assert timeline.again == forward_count(256, slots) - 2 * 256 + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", KEEPS)
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 25), share=st.floats(0.2, 1.1))
@@ -353,6 +356,7 @@ def test_a_budget_above_the_natural_peak_keeps_everything(keep):
     assert sequence(graph, simulate(graph, keep_all(graph)).peak, keep=keep) == keep_all(graph)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", KEEPS)
 @pytest.mark.parametrize("graph", [cnn(8), transformer(6)], ids=["cnn", "transformer"])
 def test_blocks_fit_into_three_fifths_of_the_memory_for_less_than_one_more_forward(graph, keep):

@@ -20,8 +20,11 @@ from lowtide.solve.search.tape import Facts, Tape
 
 seeds = st.integers(0, 10_000)
 
+LONG = ("auto", "exact")  # methods that search
+EVERY_METHOD = [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in sorted(METHODS)]
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+
+@pytest.mark.parametrize("method", EVERY_METHOD)
 @settings(max_examples=15)
 @given(seed=seeds, n=st.integers(1, 20), share=st.floats(0.3, 1.1), takes=st.booleans())
 def test_every_schedule_is_accepted_and_pinned_ops_run_once(method, seed, n, share, takes):

@@ -112,6 +112,7 @@ def test_plans_take_as_many_runs_as_they_say_and_stay_below_their_budget(case, r
         assert plan.peak == peak_of(actions, found) <= budget
 
 
+@pytest.mark.slow
 def test_a_larger_budget_never_takes_more_runs():
     found = Sizes(state=3, record=7, run=9, backward=12, gradient=3)
     runs = [make_scan_plan(500, sizes=found, budget=budget).forward_count for budget in range(15, 3600, 7)]

@@ -212,6 +212,7 @@ def test_a_backward_draws_when_it_runs(function):
         assert_as_in_eager(step)
 
 
+@pytest.mark.slow
 def test_modules_draw_in_the_order_of_eager():
     torch.manual_seed(0)
     layers = nn.ModuleList([nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3), nn.Dropout(0.2, inplace=True)])

@@ -19,8 +19,8 @@ Ties fall towards less recomputation. "total": the most bytes kept of all sets w
 "swept": each next checkpoint is the nearest that does not raise the peak, so no output can be added to the
 kept ones without raising it. With a larger `budget` the same walk keeps more.
 
-On a captured graph (`chain`), the stages of `chain_stages.py` are the layers, the bytes that cross a cut are the
-outputs, and each stage's saved bytes and working set make the law; the simulator judges what comes out.
+On a captured graph (`chain`), the stages of `chain_stages.py` are the layers, the bytes that cross a cut are
+the outputs, and each stage's saved bytes and working set make the law; the simulator judges what comes out.
 
 Limits: one level of recomputation, time is not looked at.
 """
