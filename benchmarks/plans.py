@@ -52,8 +52,9 @@ def sources(method: str) -> Iterator[Path]:
     """The files that decide what a method answers."""
     solve = SOURCE / "solve"
     own = solve / ("lower_sets" if method.startswith("lower_sets") else method)
-    yield from (SOURCE / "simulate.py", Path(__file__).parent / "plan_methods.py")
-    yield from (solve / f"{name}.py" for name in ("keep_all", "order", "sqrt_segments", "stages"))
+    yield Path(__file__).parent / "plan_methods.py"
+    yield from (SOURCE / "plans" / f"{name}.py" for name in ("events", "keep_all", "order", "simulator"))
+    yield from (solve / f"{name}.py" for name in ("chain_stages", "sqrt_segments"))
     folder = solve if method == "auto" else own
     yield from (path for path in folder.rglob("*") if path.suffix in (".py", ".c", ".h"))
     yield from Path(__file__).parent.glob(f"{method}.py")
@@ -62,8 +63,10 @@ def sources(method: str) -> Iterator[Path]:
 def fingerprint(name: str, method: str) -> str:
     """A hash of the sources of the method and of the graph."""
     digest = hashlib.sha256()
-    for path in [*sorted(sources(method)), FOLDER / f"{name}.json"]:
-        digest.update(path.read_bytes() if path.exists() else b"")
+    for path in sorted(sources(method)):
+        digest.update(path.read_bytes())
+    graph = FOLDER / f"{name}.json"
+    digest.update(graph.read_bytes() if graph.exists() else b"")
     return digest.hexdigest()[:16]
 
 

@@ -129,7 +129,7 @@ class _Booked:
     def run(self, op: Op, taken: str | None) -> None:
         asked = op.writes if taken is None else ()
         requests = [*((name, self.size[name]) for name in asked), ("", op.workspace)]
-        made = [(name, size, self.pool.book(size)) for name, size in requests if size > MIB]
+        made = [(name, size, self.pool.allocate(size)) for name, size in requests if size > MIB]
         total = self.plain + sum(size for _, size in requests)
         over = self.excess + sum(piece.size - size for _, size, piece in made)
         self.plain_peak = max(self.plain_peak, total)

@@ -8,6 +8,7 @@ import pytest
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # asked for by deterministic algorithms
 import torch
+from torch import nn
 
 import lowtide
 from lowtide.sketching import choose as choosing
@@ -85,17 +86,18 @@ def test_other_models_on_the_device_are_counted():
 
 
 def test_a_share_is_of_the_step_and_a_share_of_the_device_of_its_memory():
-    model, args, kwargs = cuda_case("gpt")
+    """The step is large beside what cuBLAS holds, which no plan can take away."""
+    layers = [nn.Sequential(nn.Linear(512, 512), nn.GELU()) for _ in range(8)]
+    net, x = nn.Sequential(*layers).cuda(), torch.randn(2**15, 512, device="cuda")
     plans = []
-    for budget in ("100% of device", "90%"):
-        lowtide.cap(model, budget)
-        model(*args, **kwargs).backward()
-        plans.append(lowtide.plan_of(model))
-        lowtide.uncap(model)
-        model.zero_grad()
+    for budget in ("100% of device", "60%"):
+        step = lowtide.cap(lambda x: net(x).square().mean(), budget)
+        step(x).backward()
+        plans.append(lowtide.plan_of(step))
+        net.zero_grad()
     roomy, plan = plans
     assert roomy.budget == torch.cuda.get_device_properties(0).total_memory
-    assert abs(plan.budget - 0.9 * roomy.peak) <= BLOCK
+    assert 0.59 <= plan.budget / roomy.peak <= 0.61
     assert plan.peak <= plan.budget
 
 

@@ -2,8 +2,8 @@
 
 On the CPU a storage is as large as it says. The CUDA caching allocator rounds a request up to 512 bytes and
 serves it from the smallest free block that holds it; where the rest of the block is no more than 1 MiB it is
-not split off but booked with the request. So what the allocator reports is a little more than what was asked
-for, and how much depends on the order of requests: `allocator_overhead` serves the stream of a schedule's
+not split off but allocated with the request. So what the allocator reports is a little more than what was
+asked for, and how much depends on the order of requests: `allocator_overhead` serves the stream of a schedule's
 events by the same rules, starting from the blocks that are free now, twice, because the second step starts
 from what the first left. A write in the place of a value requests nothing: it gets that value's block.
 """
@@ -54,7 +54,7 @@ def free_blocks(device: torch.device) -> list[int]:
 
 
 def allocator_overhead(graph: Graph, schedule: Schedule, free: Iterable[int]) -> int:
-    """How far the booked peak of a schedule lies above the sum of its values' bytes."""
+    """How far the allocated peak of a schedule lies above the sum of its values' bytes."""
     pool, story = _Pool(free), list(events(graph, schedule))
     first = _replay(story, pool)
     return max(first, _replay(story, pool))
@@ -62,12 +62,12 @@ def allocator_overhead(graph: Graph, schedule: Schedule, free: Iterable[int]) ->
 
 @dataclass(eq=False)
 class _Piece:
-    """A stretch of a segment, free or booked, and its neighbours."""
+    """A stretch of a segment, free or allocated, and its neighbours."""
 
     size: int
     free: bool = True
-    before: _Piece | None = None
-    behind: _Piece | None = None
+    previous: _Piece | None = None
+    next: _Piece | None = None
 
 
 @dataclass
@@ -83,7 +83,7 @@ class _Pool:
         for size in self.sizes:
             self.release(_Piece(size, free=False))
 
-    def book(self, size: int) -> _Piece:
+    def allocate(self, size: int) -> _Piece:
         place = bisect_left(self.free, (size, -1))
         if place < len(self.free):
             _, key = self.free.pop(place)
@@ -92,15 +92,15 @@ class _Pool:
             piece = _Piece(_SHARED_SEGMENT if size < _OWN_SEGMENT else _up(size, 2 * _MIB))
         piece.free = False
         if piece.size - size > _MIB:
-            rest = _Piece(piece.size - size, False, piece, piece.behind)
-            if piece.behind is not None:
-                piece.behind.before = rest
-            piece.behind, piece.size = rest, size
+            rest = _Piece(piece.size - size, False, piece, piece.next)
+            if piece.next is not None:
+                piece.next.previous = rest
+            piece.next, piece.size = rest, size
             self.release(rest)
         return piece
 
     def release(self, piece: _Piece) -> None:
-        for other in (piece.before, piece.behind):
+        for other in (piece.previous, piece.next):
             if other is not None and other.free:
                 self.unlist(other)
                 piece = _merged(piece, other)
@@ -119,38 +119,41 @@ class _Pool:
 
 def _merged(piece: _Piece, other: _Piece) -> _Piece:
     """The piece grown over its free neighbour."""
-    if other is piece.before:
-        piece.before = other.before
-        if other.before is not None:
-            other.before.behind = piece
+    if other is piece.previous:
+        piece.previous = other.previous
+        if other.previous is not None:
+            other.previous.next = piece
     else:
-        piece.behind = other.behind
-        if other.behind is not None:
-            other.behind.before = piece
+        piece.next = other.next
+        if other.next is not None:
+            other.next.previous = piece
     piece.size += other.size
     return piece
 
 
 def _replay(story: Iterable[Event], pool: _Pool) -> int:
-    """The booked peak above the peak of the plain sum; everything is released again."""
+    """The allocated peak above the peak of the plain sum; everything is released again."""
     step = _Step(pool)
     for event in story:
         step.enter(event)
-    for piece, _ in step.booked.values():  # in any order: whole segments are left, and equal ones are alike
+    for (
+        piece,
+        _,
+    ) in step.allocated.values():  # in any order: what is left is whole segments
         pool.release(piece)
-    return step.booked_peak - step.plain_peak
+    return step.allocated_peak - step.plain_peak
 
 
 class _Step:
-    """A step on the allocator: the plain sum of bytes, and what is booked above it.
+    """A step on the allocator: the plain sum of bytes, and what is allocated above it.
 
-    `booked` are the pieces of values and copies, with the bytes that were asked for.
+    `allocated` are the pieces of values and copies, with the bytes that were asked for.
     """
 
     def __init__(self, pool: _Pool) -> None:
         self.pool = pool
-        self.booked: dict[tuple[str, str], tuple[_Piece, int]] = {}
-        self.plain = self.excess = self.plain_peak = self.booked_peak = 0
+        self.allocated: dict[tuple[str, str], tuple[_Piece, int]] = {}
+        self.plain = self.excess = self.plain_peak = self.allocated_peak = 0
 
     def enter(self, event: Event) -> None:
         if isinstance(event, Allocate):
@@ -168,25 +171,25 @@ class _Step:
         """A piece for what is written; what is given is there before the step and gets none."""
         if event.in_place_of is not None:
             taken = VALUE, event.in_place_of
-            if event.what == VALUE and taken in self.booked:
-                self.booked[VALUE, event.name] = self.booked.pop(taken)
+            if event.what == VALUE and taken in self.allocated:
+                self.allocated[VALUE, event.name] = self.allocated.pop(taken)
         elif event.what in (VALUE, COPY) and event.bytes > _MIB:
-            piece = self.pool.book(event.bytes)
-            self.booked[event.what, event.name] = piece, event.bytes
+            piece = self.pool.allocate(event.bytes)
+            self.allocated[event.what, event.name] = piece, event.bytes
             self.excess += piece.size - event.bytes
 
     def run(self, workspace: int) -> None:
         """The sums while an op runs; its workspace is requested last and released first."""
         total, excess = self.plain + workspace, self.excess
         if workspace > _MIB:
-            piece = self.pool.book(workspace)
+            piece = self.pool.allocate(workspace)
             excess += piece.size - workspace
             self.pool.release(piece)
         self.plain_peak = max(self.plain_peak, total)
-        self.booked_peak = max(self.booked_peak, total + excess)
+        self.allocated_peak = max(self.allocated_peak, total + excess)
 
     def release(self, event: Free) -> None:
-        found = self.booked.pop((event.what, event.name), None)
+        found = self.allocated.pop((event.what, event.name), None)
         if found is not None:
             piece, asked = found
             self.excess -= piece.size - asked

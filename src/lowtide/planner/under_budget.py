@@ -23,7 +23,7 @@ from .too_small import too_small
 __all__ = ["plan_graph", "uncapped_peak", "with_allocator_overhead"]
 
 ALLOCATOR = "allocator"
-"""The band of what a caching allocator books above the sum of the values."""
+"""The band of what a caching allocator takes above the sum of the values."""
 
 
 def plan_graph(
@@ -101,7 +101,7 @@ def _note_on_device(asked: Budget, size: int, device: DeviceMemory) -> tuple[str
 
 
 def with_allocator_overhead(plan: Plan, free: Sequence[int] | None) -> Plan:
-    """The plan with what a caching allocator books above the sum of the values, as a band of its own.
+    """The plan with what a caching allocator takes above the sum of the values, as a band of its own.
 
     Where steps start from depends on what else runs, such as `torch.cuda.empty_cache` between them: the worse
     of the blocks that are free now and of none.

@@ -44,7 +44,7 @@ VALUE = "value"
 COPY = "copy"
 """A value that an op writes once more while it is there: freed when the op ends."""
 STATE = "random state"
-"""The saved random state of an op that runs again; its name is the op's."""
+"""The saved random state of an op that is recomputed; its name is the op's."""
 
 
 class Allocate(NamedTuple):

@@ -22,7 +22,7 @@ __all__ = ["VALUE", "Stay", "stays"]
 class Stay:
     """Bytes that are resident from step `start` up to, not including, step `end`.
 
-    `what` is "value", "fixed", "workspace", "copy" (an op run again writes beside a value that is still
+    `what` is "value", "fixed", "workspace", "copy" (a recomputed op writes beside a value that is still
     there), "random state" or "caller"; `crosses` says that it is there between forward and backward,
     `again` that a repeated run wrote it.
     """

@@ -38,7 +38,7 @@ _ROUNDS = 5
 _SETTINGS = {
     "reorder_for_peak_memory": False,  # the plan has an order
     "allow_buffer_reuse": False,  # a buffer that waits to be used again is one that the plan has dropped
-    "realize_opcount_threshold": 256,  # the plan says what is written down, however long a loop gets
+    "realize_opcount_threshold": 256,  # the plan says what is realized, however long a loop gets
     "realize_acc_reads_threshold": 32,
 }
 
