@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
@@ -182,9 +183,8 @@ def test_a_line_over_a_smaller_limit_is_not_reused():
 
 
 def test_fingerprints_follow_the_sources_of_a_method(monkeypatch, tmp_path):
-    for name in ("solve/rotor/method.py", "solve/search/c/descent.c", "solve/auto.py", "simulate.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("old")
+    for room in ("plans", "solve"):
+        shutil.copytree(plans.SOURCE / room, tmp_path / room)
     monkeypatch.setattr(plans, "SOURCE", tmp_path)
 
     def changed_by(name):
@@ -195,7 +195,7 @@ def test_fingerprints_follow_the_sources_of_a_method(monkeypatch, tmp_path):
     assert changed_by("solve/rotor/method.py") == {"auto", "rotor"}
     assert changed_by("solve/search/c/descent.c") == {"auto"}
     assert changed_by("solve/auto.py") == {"auto"}
-    assert changed_by("simulate.py") == set(plan_methods.ROWS)
+    assert changed_by("plans/simulator.py") == set(plan_methods.ROWS)
 
 
 def made_up(method, extra, floor, **more):

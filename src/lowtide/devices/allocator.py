@@ -3,9 +3,10 @@
 On the CPU a storage is as large as it says. The CUDA caching allocator rounds a request up to 512 bytes and
 serves it from the smallest free block that holds it; where the rest of the block is no more than 1 MiB it is
 not split off but allocated with the request. So what the allocator reports is a little more than what was
-asked for, and how much depends on the order of requests: `allocator_overhead` serves the stream of a schedule's
-events by the same rules, starting from the blocks that are free now, twice, because the second step starts
-from what the first left. A write in the place of a value requests nothing: it gets that value's block.
+asked for, and how much depends on the order of requests: `allocator_overhead` serves the stream of a
+schedule's events by the same rules, starting from the blocks that are free now, twice, because the second
+step starts from what the first left. A write in the place of a value requests nothing: it gets that value's
+block.
 """
 
 from __future__ import annotations
