@@ -123,7 +123,7 @@ def test_scan_finds_attributes(source):
 
 def attributes_asked_for(tree):
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return {call.args[1].value for call in calls if dotted(call.func) in ("held", "hold") and call.args[1:]}
+    return {call.args[1].value for call in calls if dotted(call.func) in ("private_of", "set_private")}
 
 
 def test_every_attribute_of_the_list_is_used():

@@ -16,7 +16,16 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["ATTRIBUTES", "NAMES", "held", "hold", "missing_names", "outside_dynamo", "private", "storage_key"]
+__all__ = [
+    "ATTRIBUTES",
+    "NAMES",
+    "missing_names",
+    "outside_dynamo",
+    "private",
+    "private_of",
+    "set_private",
+    "storage_key",
+]
 
 NAMES: dict[str, tuple[str, str]] = {
     # use here: (where it lives, versions it was seen in)
@@ -97,12 +106,12 @@ ATTRIBUTES: dict[str, tuple[str, str, str]] = {
     "compiled_from": ("_torchdynamo_orig_callable", "the function that torch.compile returns", "2.11-2.13"),
     "compiled_module": ("_orig_mod", "the module that torch.compile returns", "2.11-2.13"),
 }
-"""Private attributes of torch's objects; `held` reads one and `hold` sets it."""
+"""Private attributes of torch's objects; `private_of` reads one and `set_private` sets it."""
 
 _MISSING = object()
 
 
-def held(owner: Any, name: str, default: Any = _MISSING) -> Any:
+def private_of(owner: Any, name: str, default: Any = _MISSING) -> Any:
     """The private attribute of a torch object behind a name of `ATTRIBUTES`.
 
     A default stands for what an object of another class does not have.
@@ -111,7 +120,7 @@ def held(owner: Any, name: str, default: Any = _MISSING) -> Any:
     return getattr(owner, attribute) if default is _MISSING else getattr(owner, attribute, default)
 
 
-def hold(owner: Any, name: str, value: Any) -> None:
+def set_private(owner: Any, name: str, value: Any) -> None:
     """Set the private attribute of a torch object behind a name of `ATTRIBUTES`."""
     setattr(owner, ATTRIBUTES[name][0], value)
 

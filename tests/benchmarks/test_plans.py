@@ -100,6 +100,7 @@ def tiny():
     return net, (torch.ones(512, 8, device="meta"),)
 
 
+@pytest.mark.slow
 def test_torchs_partitions_are_judged_on_the_graph_of_the_corpus(monkeypatch):
     monkeypatch.setitem(plan_methods.CORPUS, "unet", Network("512 x 8", tiny))
     assert "traced differently" in list(plan_methods.rows("unet", "torch_budget"))[-1].reason
@@ -119,6 +120,7 @@ def run(tmp_path, *arguments):
     return read(path)
 
 
+@pytest.mark.slow
 def test_a_method_over_its_limit_keeps_what_it_answered_before(monkeypatch, tmp_path, capsys):
     def slow(graph, budget):
         while budget == 0:

@@ -655,6 +655,7 @@ def test_planning_needs_no_torch(words: tuple[str, ...]) -> None:
     assert "19.00 MiB" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_refused_budget_needs_no_torch() -> None:
     done = without_torch("plan", "-", "--budget", "1KiB", input=GRAPH.to_json(), stdout=subprocess.PIPE)
     assert (done.returncode, done.stdout) == (1, "")

@@ -71,6 +71,7 @@ def planned(answer: tuple[int, str, str]) -> Plan:
     return Plan.from_json(out)
 
 
+@pytest.mark.slow
 def test_a_step_is_planned_as_its_graph_file_is(shell: Shell) -> None:
     step = planned(shell("plan", "net.py:make_step", "--budget", "60%", "--json"))
     assert shell("capture", "net.py:make_step", "-o", "g.json")[0] == 0

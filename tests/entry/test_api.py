@@ -42,6 +42,7 @@ def test_in_place_and_undone(model, x):
         lowtide.plan_of(model)
 
 
+@pytest.mark.slow
 def test_hooks_run(model, x):
     seen = []
     model.register_forward_pre_hook(lambda module, args: seen.append("before"))
@@ -308,6 +309,7 @@ def test_accumulation_needs_no_second_set_of_gradients():
     assert lowtide.plan_of(model).peak < least + kept
 
 
+@pytest.mark.slow
 def test_autograd_grad_leaves_gradients_alone(model, x):
     model(x).backward()
     before = gradients(model)

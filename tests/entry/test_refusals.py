@@ -117,6 +117,7 @@ def test_plan_of_another_model(model, x):
         model(x)
 
 
+@pytest.mark.slow
 def test_cut_short_file(model, x, tmp_path):
     path = lowtide.plan(model, x, budget="80%").save(tmp_path / "plan.json")
     whole = path.read_text()

@@ -171,6 +171,7 @@ def test_a_deep_chain_takes_far_less():
     assert run(model, chain, torch.randn(2000, 32))[1] == chain.peak
 
 
+@pytest.mark.slow
 def test_torch_follows_the_law_that_bears_its_name():
     """Layers that save their input alone: the law of `checkpoints` is the measured peak, to the byte."""
     rng = Random(3)
@@ -251,6 +252,7 @@ def test_two_backward_calls_add_up():
     assert all(torch.equal(a, p.grad) for a, p in zip(twice, model.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_a_budget_runs_less_again():
     model = nn.Sequential(*(nn.Sequential(Linear(32, 32), nn.Tanh()) for _ in range(20)))
     sample = torch.randn(500, 32)

@@ -30,6 +30,7 @@ def uncapped(model, x):
     return lowtide.plan(model, x).peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_second_call_that_does_not_fit_is_refused_and_the_first_goes_on(executor, batches):
     model = Loss()

@@ -146,6 +146,7 @@ def bytes_of_entries(model: Any, x: Any, shell: Shell, budget: str) -> dict[str,
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", ["60%", "20 MiB"])
 def test_every_entry_makes_the_same_bytes_of_a_budget(step: Any, shell: Shell, budget: str) -> None:
     model, x = step
@@ -160,6 +161,7 @@ def test_every_entry_makes_the_same_bytes_of_a_budget(step: Any, shell: Shell, b
     assert found == dict.fromkeys(found, size)
 
 
+@pytest.mark.slow
 def test_every_entry_reads_a_share_of_the_device_here(step: Any, shell: Shell) -> None:
     model, x = step
     found = bytes_of_entries(model, x, shell, "25 % of the device")
@@ -169,6 +171,7 @@ def test_every_entry_reads_a_share_of_the_device_here(step: Any, shell: Shell) -
     assert found == dict.fromkeys(found, HOST // 4)
 
 
+@pytest.mark.slow
 def test_the_backend_makes_the_same_bytes_of_a_budget(step: Any, caplog_lowtide: list[str]) -> None:
     model, x = step
     said = []
@@ -210,6 +213,7 @@ def test_every_entry_agrees_for_a_device_that_is_absent(
         assert batch.budget == size
 
 
+@pytest.mark.slow
 def test_the_same_share_on_the_cpu_and_on_a_gpu_is_the_same_part_of_the_peak(step: Any) -> None:
     model, x = step
     for device in (None, "H200", "cpu"):
@@ -220,6 +224,7 @@ def test_the_same_share_on_the_cpu_and_on_a_gpu_is_the_same_part_of_the_peak(ste
 # planning for a CUDA device
 
 
+@pytest.mark.slow
 def test_a_share_on_cuda_caps_the_step_and_not_the_device() -> None:
     graph = chain(16, 8 << 20).replace(device="cuda:0")
     whole = plan_graph(graph, None, device=GPU)
@@ -230,6 +235,7 @@ def test_a_share_on_cuda_caps_the_step_and_not_the_device() -> None:
     assert (roomy.budget, roomy.method) == (48 * GIB, "keep_all")
 
 
+@pytest.mark.slow
 def test_what_was_booked_for_another_plan_is_not_booked_twice() -> None:
     graph = chain(16, 19 << 19).replace(device="cuda:0")
     whole = plan_graph(graph, None, device=GPU)
@@ -239,6 +245,7 @@ def test_what_was_booked_for_another_plan_is_not_booked_twice() -> None:
     assert again.budget == whole.peak * 6 // 10
 
 
+@pytest.mark.slow
 def test_a_share_that_the_device_does_not_have_is_noted() -> None:
     small = DeviceMemory("T4", 40 << 20, blocks=())
     plan = plan_graph(chain(16, 8 << 20), "60%", device=small)
@@ -263,6 +270,7 @@ def test_a_method_that_fits_when_asked_for_less_is_asked_for_less(monkeypatch: p
 # what else counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
 @pytest.mark.parametrize(
     ("budget", "limits"), [("60%", False), ("60% of device", True), ("8GiB", True), ("free", True)]
@@ -279,6 +287,7 @@ def train(call: Any, model: nn.Module, x: torch.Tensor, optimizer: torch.optim.O
         optimizer.zero_grad()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", ["cap", "backend"])
 def test_state_that_comes_later_is_no_part_of_a_share(
     step: Any, entry: str, caplog_lowtide: list[str]
@@ -298,6 +307,7 @@ def test_state_that_comes_later_is_no_part_of_a_share(
     assert f"the budget {budget} is of the uncapped peak" in said
 
 
+@pytest.mark.slow
 def test_a_share_of_the_device_counts_state_that_comes_later(step: Any, monkeypatch: Any) -> None:
     model, x = step
     least = lowtide.plan(model, x, budget="min").peak
@@ -307,6 +317,7 @@ def test_a_share_of_the_device_counts_state_that_comes_later(step: Any, monkeypa
         train(model, model, x, torch.optim.Adam(model.parameters()))
 
 
+@pytest.mark.slow
 def test_a_share_is_of_the_exact_step_where_a_sketched_plan_is_followed() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))), torch.randn(2048, 256)

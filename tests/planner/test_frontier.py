@@ -53,6 +53,7 @@ def test_plans_are_judged_undominated_and_go_from_end_to_end(name: str) -> None:
     assert len(found) >= 5
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), size=st.integers(1, 7))
 def test_any_graph_has_a_frontier_that_comes_back_from_its_file(seed: int, size: int) -> None:
@@ -115,6 +116,7 @@ def test_what_is_no_graph_is_refused() -> None:
         frontier("g.json")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_plan_hands_on_its_graph_and_its_notes() -> None:
     plan = make_plan(GRAPHS["chain"], keep_all(GRAPHS["chain"]), method="keep_all", notes=("on paper",))
     found = frontier(plan)
@@ -133,6 +135,7 @@ def test_progress_reaches_the_end() -> None:
     assert all(0.0 <= share <= 1.0 for share in seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_best_is_the_fastest_that_fits(name: str) -> None:
     found = whole_frontier(name)

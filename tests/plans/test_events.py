@@ -68,6 +68,7 @@ def test_what_is_folded_from_the_stream_is_what_replays_of_their_own_say(seed, n
     compare(graph, with_runs_again(graph, chance), chance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(METHODS))
 @settings(max_examples=8, derandomize=True, deadline=None)
 @given(seed=seeds, n=st.integers(1, 8), share=st.floats(0.3, 1.0), takes=st.booleans())

@@ -442,6 +442,7 @@ def test_page_escapes_everything_from_the_plan() -> None:
     assert text(plan).encode("utf-8")
 
 
+@pytest.mark.slow
 def test_page_of_a_large_graph_is_bounded() -> None:
     long = "module_with_a_very_long_name." * 40
     values = [Value("x", 1, "input")]

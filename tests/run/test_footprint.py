@@ -678,6 +678,7 @@ def test_nested_regions_are_followed(without_kernels):
         assert (found.peak, found.left) == graph.truth
 
 
+@pytest.mark.slow
 def test_control_flow_is_refused(without_kernels):
     def branch(linear, x):
         return torch.cond(x.sum() > 0, lambda y: linear(y), lambda y: linear(y).sin(), (x,))

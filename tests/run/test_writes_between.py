@@ -142,6 +142,7 @@ def test_compiled_steps_look_as_well():
             step(writing(how, "the parameter 0.linear.weight"))
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_steps_too_early_is_noticed():
     """As in a loop over two networks; the weights of the first layer are none that plain PyTorch looks at."""
 
@@ -211,6 +212,7 @@ def test_what_a_function_keeps_on_its_context_is_freed_when_dropped():
         assert found.measured == found.predicted
 
 
+@pytest.mark.slow
 def test_inputs_that_look_at_one_storage_are_watched():
     """torch merges such inputs where one is written to: which of them the backward reads is not known."""
 

@@ -85,6 +85,7 @@ def test_peak_and_runs_are_as_planned(steps, kind, captures):
     assert plan.chunk == 6
 
 
+@pytest.mark.slow
 def test_both_directions_share_the_budget(captures):
     module = MODULES["lstm"](bidirectional=True)
     x = torch.randn(48, 6, 4, requires_grad=True)

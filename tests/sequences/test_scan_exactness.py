@@ -53,6 +53,7 @@ WAYS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_gradients_are_bitwise_those_of_the_plain_loop(length, way):
@@ -336,6 +337,7 @@ def test_gradients_of_a_carry_that_leads_nowhere_are_not_held(xs_grad):
     assert [case.difference(slots=3) for case in cases] == [0, 0]
 
 
+@pytest.mark.slow
 def test_leaves_that_move_count_with_every_carry_that_is_kept():
     """Carries that are kept side by side share such leaves: the prediction is a bound."""
     shares = ("20%", "40%", "70%")

@@ -71,6 +71,7 @@ def test_peak_and_runs_are_as_planned(steps, captures, weight, xs, start):
     assert plan.chunk * (forward + back) + steps % plan.chunk == plan.forward_count
 
 
+@pytest.mark.slow
 def test_a_leaf_that_stays_counts_with_every_carry_that_is_kept(captures, weight, xs, start):
     """Its place in a chunk is written over, so that every carry that is kept has a copy of it."""
     xs, memory = long(xs, 96), torch.ones(16, *start.shape, dtype=start.dtype)

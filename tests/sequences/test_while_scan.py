@@ -78,6 +78,7 @@ def same(ones, others):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [None, 1, 2, 3, 5, 10])
 @pytest.mark.parametrize("steps", [1, 2, 3, 7, 50, 301])
 def test_values_gradients_and_runs_are_those_of_the_plain_loop(steps, slots):

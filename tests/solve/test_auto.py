@@ -173,6 +173,7 @@ def test_no_tiny_graph_has_a_much_smaller_peak_than_is_found(takes):
         assert best_seconds(graph, int(least * 0.9) - 1) is None
 
 
+@pytest.mark.slow
 def test_tangents_that_nobody_reads_or_that_somebody_holds():
     graph = random_graph(3, 12)
     extra = (Value("unread", 7, "tangent"), Value("held", 5, "tangent", held=True))

@@ -122,6 +122,7 @@ def test_with_writes_in_place_never_above_the_optimum_over_all_orders():
     assert helped > 3  # there the bound of the same graph without takes would be wrong
 
 
+@pytest.mark.slow
 def test_never_above_the_optimum_over_all_orders_and_infinite_only_where_nothing_fits():
     tried = equal = proven = rerun = 0
     for seed in range(40):

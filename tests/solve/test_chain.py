@@ -146,6 +146,7 @@ def test_equal_layers_take_about_the_root():
     assert by_hand.segments == ((0, 2), (2, 4), (4, 5), (5, 6))
 
 
+@pytest.mark.slow
 def test_a_million_layers():
     sizes = np.random.default_rng(0).integers(1, 1000, 1_000_000)
     found = checkpoints(sizes, "swept", "linear", model="pytorch")

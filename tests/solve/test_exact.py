@@ -101,6 +101,7 @@ def dropout_step(state: int) -> Graph:
     return step.graph(d, needs={"a": [], "b": [a], "c": [c], "d": [c]})
 
 
+@pytest.mark.slow
 def test_a_saved_random_state_takes_room_from_the_first_run_to_the_last(highs):
     free = dropout_step(0)
     least = next(b for b in range(100) if highs(free, b).schedule is not None)
@@ -127,6 +128,7 @@ def test_smallest_peak_is_the_least_budget_that_fits(highs):
         assert simulate(graph, exact(graph, 0)).peak == least
 
 
+@pytest.mark.slow
 def test_the_smallest_peak_is_no_slower_than_that_peak_asked_for():
     pytest.importorskip("highspy")
     graph = random_graph(13, 8)

@@ -305,6 +305,7 @@ def test_an_interrupted_search_closes_what_it_has(after):
 # On captured graphs.
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     seed=seeds,

@@ -244,6 +244,7 @@ def test_bad_input_is_refused_by_name():
     assert plan_chain([], 0).actions == ()
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(seeds, st.integers(1, 25), st.floats(0.0, 1.1))
 def test_every_schedule_is_accepted_and_pinned_ops_run_once(seed, n, share):

@@ -107,6 +107,7 @@ def test_the_papers_table_for_a_thousand_steps(slots):
     assert found == TABLE[slots]
 
 
+@pytest.mark.slow
 def test_mixed_at_five_and_at_two_percent_of_the_memory():
     assert forward_count(1000, 250, keep="mixed", internal=5) == 1950
     assert forward_count(1000, 100, keep="mixed", internal=5) == 1995
@@ -379,6 +380,7 @@ def test_graphs_without_ops_without_a_backward_and_without_seconds():
     assert simulate(free, sequence(free, 0)).peak == 5
 
 
+@pytest.mark.slow
 def test_the_same_graph_gets_the_same_schedule():
     budget = simulate(cnn(6), keep_all(cnn(6))).peak * 2 // 5
     assert sequence(cnn(6), budget) == sequence(cnn(6), budget)

@@ -24,6 +24,7 @@ LONG = ("auto", "exact")  # methods that search
 EVERY_METHOD = [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in sorted(METHODS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", EVERY_METHOD)
 @settings(max_examples=15)
 @given(seed=seeds, n=st.integers(1, 20), share=st.floats(0.3, 1.1), takes=st.booleans())

@@ -197,6 +197,7 @@ class Quiet(torch.autograd.Function):
         return grad * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [Noisy, Quiet])
 def test_a_backward_draws_when_it_runs(function):
     def inside(x, w):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch import held, storage_key
+from .._torch import private_of, storage_key
 from ..errors import CaptureError
 from .rewrites import batchnorm
 from .rewrites.accumulate import is_accumulation
@@ -86,7 +86,7 @@ def has_effect(node: fx.Node) -> bool:
     if str(node.target) == "with_effects":  # torch's wrapper of ops that print, assert or raise
         return True
     # Collectives must run on every rank in the same order; a mutable schema writes to an argument.
-    schema = held(node.target, "schema", None)
+    schema = private_of(node.target, "schema", None)
     namespace = getattr(node.target, "namespace", "")
     return namespace in ("_c10d_functional", "c10d_functional") or bool(schema and schema.is_mutable)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .._torch import held, private
+from .._torch import private, private_of
 
 __all__ = ["fakes_for_meta"]
 
@@ -25,7 +25,9 @@ def fakes_for_meta(model: Callable[..., Any], inputs: Any) -> Iterator[Any]:
         return
     modules = list(model.modules())
     tables: list[dict[str, Any]] = [
-        table for module in modules for table in (held(module, "parameters"), held(module, "buffers"))
+        table
+        for module in modules
+        for table in (private_of(module, "parameters"), private_of(module, "buffers"))
     ]
     kept = [dict(table) for table in tables]
     leaves = [*private("tree_leaves")(inputs), *(tensor for table in kept for tensor in table.values())]

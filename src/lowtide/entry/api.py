@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .._torch import capture_settings, held, private, usual_stance
+from .._torch import capture_settings, private, private_of, usual_stance
 from ..capture.joint_graph import capturing
 from ..capture.meta_model import fakes_for_meta
 from ..capture.torch_errors import OnlyPlanned, clear_errors, users_error
@@ -81,7 +81,7 @@ def cap(
             f"this model is part of a {parent}, which is capped already: a step has one budget. Cap the part "
             "that the training step calls, and lowtide.uncap the other"
         )
-    if capped_of(model) is None and held(model, "compiled_call") is not None:
+    if capped_of(model) is None and private_of(model, "compiled_call") is not None:
         raise LowtideError(
             "this model is compiled in place already (model.compile()); cap it instead of compiling it, or "
             'compile it with backend="lowtide"'

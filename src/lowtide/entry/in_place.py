@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .._torch import held, hold
+from .._torch import private_of, set_private
 from ..errors import LowtideError
 from .capped import Capped
 
@@ -25,7 +25,7 @@ __all__ = ["capped_of", "put", "remove", "replaced"]
 def put(model: torch.nn.Module, capped: Capped) -> None:
     """Let the calls of a module go to its cap."""
     remove(model)
-    hold(model, "compiled_call", capped)
+    set_private(model, "compiled_call", capped)
     model.__lowtide__ = capped  # type: ignore[assignment]  # copies leave out the other, and this one says so
     for method in _METHODS:
         vars(model).setdefault(method.__name__, types.MethodType(method, model))
@@ -33,7 +33,7 @@ def put(model: torch.nn.Module, capped: Capped) -> None:
 
 def remove(model: torch.nn.Module) -> None:
     """Let a module be as it was before its cap."""
-    hold(model, "compiled_call", None)
+    set_private(model, "compiled_call", None)
     for name in ("__lowtide__", *(method.__name__ for method in _METHODS)):
         found = vars(model).get(name)
         if isinstance(found, Capped) or getattr(found, "__func__", None) in _METHODS:
@@ -45,7 +45,7 @@ def capped_of(model: Any) -> Capped | None:
     if not isinstance(model, torch.nn.Module):
         found = getattr(model, "__lowtide__", None)
         return found if isinstance(found, Capped) else None
-    called = held(model, "compiled_call")
+    called = private_of(model, "compiled_call")
     if called is not None and replaced(model) is not None:
         raise LowtideError(
             "this model was capped and then compiled in place, which took the place of the cap: it runs "
@@ -61,7 +61,7 @@ def replaced(model: Any) -> Capped | None:
     capped = vars(model).get("__lowtide__")
     if not isinstance(capped, Capped) or capped.module is not model:
         return None
-    return None if held(model, "compiled_call") is capped else capped
+    return None if private_of(model, "compiled_call") is capped else capped
 
 
 def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # a method of that name
@@ -69,7 +69,7 @@ def __call__(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: 
 
 
 def compile(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: A001  # a method of that name
-    if not isinstance(held(self, "compiled_call"), Capped):  # a copy
+    if not isinstance(private_of(self, "compiled_call"), Capped):  # a copy
         return type(self).compile(self, *args, **kwargs)
     raise LowtideError(
         "this model is capped, and compiling it in place would take the place of the cap. Cap it with "

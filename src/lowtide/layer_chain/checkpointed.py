@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .._torch import held, storage_key
+from .._torch import private_of, storage_key
 from ..errors import BudgetTooSmall, LowtideError, NothingToTrain
 from ..measuring.trial import Trial
 from ..solve.chain.search import long_end, quadratic, swept_peak, walk
@@ -107,7 +107,7 @@ def checkpoint_chain(
     finally:
         trial.restore()
     chain = CheckpointedChain()
-    for name, layer in held(model, "modules").items():
+    for name, layer in private_of(model, "modules").items():
         chain.add_module(name, layer)
     chain.training = model.training
     kept = profile.best(budget) if keep is None else profile.vertices(keep)
@@ -128,7 +128,7 @@ def _check_model(model: Any, sample: Any) -> None:
     if not isinstance(sample, torch.Tensor):
         raise LowtideError(f"sample is a {type(sample).__name__}; a Sequential takes one tensor")
     for name, parameter in model.named_parameters():
-        if held(parameter, "accumulated_hooks", None):
+        if private_of(parameter, "accumulated_hooks", None):
             raise LowtideError(
                 f"{name} has a hook that runs when its gradient is there (an optimizer in the backward?), "
                 "and measuring would call it; call checkpoint_chain before the hook is registered"

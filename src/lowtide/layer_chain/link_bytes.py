@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._torch import held, storage_key
+from .._torch import private_of, storage_key
 from ..devices.allocator import rounded
 from ..measuring.tracker import live_storages
 from ..measuring.trial import _MadeUpLoss
@@ -152,16 +152,16 @@ def _copied_buffers(layer: nn.Module) -> Iterator[None]:
     """Let a layer that trains change copies of its buffers."""
     owners = [owner for owner in layer.modules() if owner.training]
     places = [
-        (owner, name) for owner in owners for name, b in held(owner, "buffers").items() if b is not None
+        (owner, name) for owner in owners for name, b in private_of(owner, "buffers").items() if b is not None
     ]
-    kept = [held(owner, "buffers")[name] for owner, name in places]
+    kept = [private_of(owner, "buffers")[name] for owner, name in places]
     try:
         for (owner, name), buffer in zip(places, kept, strict=True):
-            held(owner, "buffers")[name] = buffer.clone()  # type: ignore[union-attr]
+            private_of(owner, "buffers")[name] = buffer.clone()  # type: ignore[union-attr]
         yield
     finally:
         for (owner, name), buffer in zip(places, kept, strict=True):
-            held(owner, "buffers")[name] = buffer
+            private_of(owner, "buffers")[name] = buffer
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._torch import held, storage_key
+from .._torch import private_of, storage_key
 from ..errors import LowtideError
 from .link_bytes import measure_link
 from .profile import Link
@@ -28,12 +28,12 @@ def find_links(layers: Sequence[nn.Module], sample: torch.Tensor) -> list[Link]:
     start = value = sample.detach().clone()
     tied = False
     for index, layer in enumerate(layers):
-        before, version = value, held(value, "version")
+        before, version = value, private_of(value, "version")
         value, link = _look(layer, index, before)
         if not isinstance(value, torch.Tensor):
             kind = type(value).__name__
             raise LowtideError(f"{name_layer(layers, index)}: its output is a {kind}, not one tensor")
-        changed = held(before, "version") != version
+        changed = private_of(before, "version") != version
         if changed and storage_key(before) == storage_key(start):
             raise LowtideError(
                 f"{name_layer(layers, index)}: it changes the sample in place, so it could not be "
@@ -48,11 +48,11 @@ def find_links(layers: Sequence[nn.Module], sample: torch.Tensor) -> list[Link]:
 def _look(layer: nn.Module, index: int, value: torch.Tensor) -> tuple[Any, Link]:
     """The output of a layer, and a link that knows whether it is random and whether it changes buffers."""
     state = _random_state(value.device)
-    versions = [(buffer, held(buffer, "version")) for buffer in layer.buffers()]
+    versions = [(buffer, private_of(buffer, "version")) for buffer in layer.buffers()]
     with torch.no_grad():
         output = layer(value)
     same = all(
-        a is b and held(a, "version") == v for (a, v), b in zip(versions, layer.buffers(), strict=True)
+        a is b and private_of(a, "version") == v for (a, v), b in zip(versions, layer.buffers(), strict=True)
     )
     return output, Link(
         index,

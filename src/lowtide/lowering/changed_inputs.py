@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .._torch import held
+from .._torch import private_of
 from ..errors import UnsupportedBackward
 
 __all__ = ["Watch", "Watched"]
@@ -101,7 +101,7 @@ class Watch:
         return Seen(addresses, self.versions(tensors), words)
 
     def versions(self, tensors: Sequence[Any]) -> list[int]:
-        return [held(tensor, "version") for tensor in tensors[: self.again]]
+        return [private_of(tensor, "version") for tensor in tensors[: self.again]]
 
     def words(self, addresses: list[int]) -> list[int]:
         """Three words of each tensor that has them; where they lie is remembered, since parameters stay."""

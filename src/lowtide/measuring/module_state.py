@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .._torch import held, private, storage_key
+from .._torch import private, private_of, storage_key
 from ..torch_state.dispatch_modes import in_place_of_operators
 
 __all__ = ["Attributes", "Tensors", "bytes_of", "host_copy", "is_tensor"]
@@ -106,10 +106,10 @@ class Tensors:
         self.buffers = [
             (owner, name, buffer, buffer.detach().clone())
             for owner in owners
-            for name, buffer in held(owner, "buffers").items()
+            for name, buffer in private_of(owner, "buffers").items()
             if buffer is not None
         ]
-        parameters = [parameter for owner in owners for parameter in held(owner, "parameters").values()]
+        parameters = [parameter for owner in owners for parameter in private_of(owner, "parameters").values()]
         self.parameters = [(p, p.detach(), p.grad) for p in parameters if p is not None]
         gradients = [gradient for _, _, gradient in self.parameters if gradient is not None]
         # By storage, so that a write through a view is seen, too.
@@ -124,7 +124,7 @@ class Tensors:
         return in_place_of_operators(self.call)
 
     def call(self, operator: Any, args: Any, kwargs: Any) -> Any:
-        schema = held(operator, "schema", None)
+        schema = private_of(operator, "schema", None)
         if schema is not None and schema.is_mutable:
             for tensor in _leaves((args, kwargs)):
                 if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
@@ -140,13 +140,13 @@ class Tensors:
     def found(self) -> list[Any]:
         """What the run left: what it wrote, buffers, and random states."""
         writes = {key: bytes_of(self.watched[key]).to("cpu", copy=True) for key in sorted(self.written)}
-        buffers = [host_copy(held(owner, "buffers").get(name)) for owner, name, _, _ in self.buffers]
+        buffers = [host_copy(private_of(owner, "buffers").get(name)) for owner, name, _, _ in self.buffers]
         return [list(writes), *writes.values(), *buffers, *_random_states()]
 
     def restore(self) -> None:
         with torch.no_grad():
             for owner, name, buffer, kept in self.buffers:
-                held(owner, "buffers")[name] = buffer.copy_(kept)
+                private_of(owner, "buffers")[name] = buffer.copy_(kept)
         for parameter, alias, gradient in self.parameters:
             if storage_key(parameter) != storage_key(alias):
                 parameter.data = alias

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .._torch import held, private
+from .._torch import private, private_of
 from ..errors import NothingToTrain
 from ..torch_state.autocast_state import in_state, present_state
 from .measurement import Measurement, measure
@@ -73,7 +73,7 @@ class Trial:
     def restore(self) -> None:
         with torch.no_grad():
             for (_, owner, name, tensor), kept in zip(self.buffers, self.kept_buffers, strict=True):
-                held(owner, "buffers")[name] = tensor.copy_(kept)
+                private_of(owner, "buffers")[name] = tensor.copy_(kept)
         for name in self.changed():
             # Through `.data`, so that no version counts up: autograd would refuse graphs that hold the
             # parameter.
@@ -135,7 +135,7 @@ class Trial:
             if tensor.requires_grad:
                 found[f"gradients of input {index}"] = _bits(tensor.grad)
         for path, owner, name, _ in self.buffers:
-            found[f"buffers {path}"] = _bits(held(owner, "buffers")[name])
+            found[f"buffers {path}"] = _bits(private_of(owner, "buffers")[name])
         for name, state in _random_state().items():
             found[f"random state {name}"] = _bits(state)
         return found
@@ -161,7 +161,7 @@ def _modules_among(held: list[tuple[str, Any]]) -> list[tuple[str, torch.nn.Modu
 def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, str, torch.Tensor]]:
     """Each buffer by its path and where it hangs: a step may put another tensor in its place."""
     for path, owner in module.named_modules():
-        for name, tensor in held(owner, "buffers").items():
+        for name, tensor in private_of(owner, "buffers").items():
             if tensor is not None:
                 yield f"{path}.{name}".lstrip("."), owner, name, tensor
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from .._torch import boxed, held, private
+from .._torch import boxed, private, private_of
 
 __all__ = ["compile_graph", "source_of"]
 
@@ -115,7 +115,7 @@ _GETITEM = operator.getitem
 
 
 _VIEW = torch.ops.aten.view.default
-_view, _reshape = held(_VIEW, "kernel"), held(torch.ops.aten.reshape.default, "kernel")
+_view, _reshape = private_of(_VIEW, "kernel"), private_of(torch.ops.aten.reshape.default, "kernel")
 
 
 def view(x: torch.Tensor, shape: list[int]) -> torch.Tensor:
@@ -130,7 +130,7 @@ def _direct(target: Any) -> Any:
     """The operator behind its Python wrapper, which costs a fifth of a small op's time (2.11-2.13)."""
     if target is _VIEW:
         return view
-    return held(target, "kernel") if isinstance(target, private("OpOverload")) else target
+    return private_of(target, "kernel") if isinstance(target, private("OpOverload")) else target
 
 
 def _is_special(value: Any) -> bool:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from .._torch import held, hold, private
+from .._torch import private, private_of, set_private
 from ..errors import LowtideError
 from .purity import Purity
 
@@ -134,17 +134,17 @@ class Closed:
     def without_hooks(self) -> Iterator[None]:
         """A context in which the gradients of units do not go through the hooks of closed-over tensors."""
         hooked = [
-            (tensor, held(tensor, "backward_hooks"))
+            (tensor, private_of(tensor, "backward_hooks"))
             for tensor in self.stand_ins
-            if held(tensor, "backward_hooks")
+            if private_of(tensor, "backward_hooks")
         ]
         try:
             for tensor, _ in hooked:
-                hold(tensor, "backward_hooks", None)
+                set_private(tensor, "backward_hooks", None)
             yield
         finally:
             for tensor, hooks in hooked:
-                hold(tensor, "backward_hooks", hooks)
+                set_private(tensor, "backward_hooks", hooks)
 
 
 class _Reading(TorchFunctionMode):
@@ -184,7 +184,7 @@ class _Reading(TorchFunctionMode):
     def is_outside(self, tensor: torch.Tensor) -> bool:
         if self.inside is None or id(tensor) in self.inside or not tensor.requires_grad:
             return False
-        return tensor.grad_fn is not None and held(tensor.grad_fn, "sequence_number")() < self.start
+        return tensor.grad_fn is not None and private_of(tensor.grad_fn, "sequence_number")() < self.start
 
 
 _around = threading.local()
@@ -202,7 +202,7 @@ def graph_number() -> int:
     with torch.enable_grad():
         node = _leaf.view_as(_leaf).grad_fn
     assert node is not None
-    return held(node, "sequence_number")()  # type: ignore[no-any-return]
+    return private_of(node, "sequence_number")()  # type: ignore[no-any-return]
 
 
 def ends_of(made: Iterable[Any], start: int) -> Iterator[Any]:
@@ -219,7 +219,7 @@ def ends_of(made: Iterable[Any], start: int) -> Iterator[Any]:
         seen.add(node)
         if hasattr(node, "variable"):
             yield node.variable
-        elif held(node, "sequence_number")() < start and node.name() != "ToCopyBackward0":
+        elif private_of(node, "sequence_number")() < start and node.name() != "ToCopyBackward0":
             yield node
         else:
             todo += [following for following, _ in node.next_functions if following is not None]

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from .._torch import held, storage_key
+from .._torch import private_of, storage_key
 from ..solve.sequence.actions import Action
 from .chunk import Chunk
 from .closed import Closed, graph_number
@@ -184,7 +184,7 @@ def _zeros(leaf: torch.Tensor) -> torch.Tensor:
 
 def _is_compiled(owner: Any) -> bool:
     """Whether torch.compile made a cell: it would be compiled once more to be looked at."""
-    return held(owner, "compiled_from", None) is not None
+    return private_of(owner, "compiled_from", None) is not None
 
 
 def _known_of(owner: Any) -> dict[Hashable, Known]:

@@ -18,7 +18,7 @@ from weakref import ref
 
 import torch
 
-from .._torch import held, private, storage_key
+from .._torch import private, private_of, storage_key
 from ..errors import LowtideError
 
 __all__ = ["Purity", "changed_in_place"]
@@ -32,7 +32,7 @@ class Purity:
     """Watches a cell: `named` is what can be reached from it, `inputs` its first carry and its inputs."""
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]], inputs: Iterable[Any]) -> None:
-        self.named = [(name, tensor, held(tensor, "version")) for name, tensor in named]
+        self.named = [(name, tensor, private_of(tensor, "version")) for name, tensor in named]
         self.inputs = {key for leaf in inputs for key in _storages([leaf])}
         self.reached = {key: name for name, tensor, _ in self.named for key in _storages([tensor])}
         self.made: dict[int, ref[torch.Tensor]] = {}
@@ -103,7 +103,7 @@ class Purity:
             )
 
     def changed(self) -> Iterator[str]:
-        return (name for name, tensor, version in self.named if held(tensor, "version") != version)
+        return (name for name, tensor, version in self.named if private_of(tensor, "version") != version)
 
 
 def changed_in_place() -> LowtideError:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._torch import held
+from .._torch import private_of
 
 __all__ = ["modes_of", "reachable"]
 
@@ -51,7 +51,7 @@ def _parts(thing: Any) -> Iterable[tuple[str, Any]]:
         return _numbered(thing)
     if isinstance(thing, dict):
         return [(str(key), part) for key, part in thing.items()]
-    compiled = held(thing, "compiled_from", None)
+    compiled = private_of(thing, "compiled_from", None)
     if compiled is not None:
         return [("", compiled)]
     owner = getattr(thing, "__self__", None)

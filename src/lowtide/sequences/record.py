@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
-from .._torch import held, private
+from .._torch import private, private_of
 from ..torch_state.autocast_state import State, switched_to
 from .purity import changed_in_place
 from .sequence import Cut, Piece, Sequence, detached, differentiable
@@ -173,4 +173,4 @@ def is_whole(leaf: torch.Tensor) -> bool:
 
 def versions(leaves: Iterable[Any]) -> list[int]:
     """How often each tensor was changed in place."""
-    return [held(leaf, "version") for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return [private_of(leaf, "version") for leaf in leaves if isinstance(leaf, torch.Tensor)]

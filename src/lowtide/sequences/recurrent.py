@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
-from .._torch import held, outside_dynamo
+from .._torch import outside_dynamo, private_of
 from ..errors import LowtideError
 from ..units import Budget, parse_budget, refuse_device_share
 from .batch import Batch, is_sound, packed
@@ -108,7 +108,11 @@ class Recurrent(nn.Module):
         if not is_sound(self.wrapped, x, hx, parameters[0].dtype):
             return False
         if any(
-            hooks for hooks in (held(self.wrapped, "forward_hooks"), held(self.wrapped, "forward_pre_hooks"))
+            hooks
+            for hooks in (
+                private_of(self.wrapped, "forward_hooks"),
+                private_of(self.wrapped, "forward_pre_hooks"),
+            )
         ):
             raise LowtideError(
                 "the wrapped module has forward hooks, which would not be called for its blocks; put them on "
@@ -121,9 +125,9 @@ class Recurrent(nn.Module):
     def _plainly(self, x: Any, hx: Any) -> tuple[Any, Any]:
         """The wrapped module's own forward."""
         module = self.wrapped
-        for number, name in enumerate(held(module, "flat_weights_names")):
+        for number, name in enumerate(private_of(module, "flat_weights_names")):
             if not hasattr(module, name):  # it was parametrized on the wrapper, so the module cannot see it
-                held(module, "flat_weights")[number] = getattr(self, name)
+                private_of(module, "flat_weights")[number] = getattr(self, name)
         result: tuple[Any, Any] = module(x, hx)
         return result
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from .._torch import held
+from .._torch import private_of
 from ..errors import LowtideError
 from .choice import Choice
 from .function import forward
@@ -120,10 +120,10 @@ def refuse_compiled(model: Any) -> None:
     """A compiled or capped step was captured as it was."""
     if not isinstance(model, nn.Module):
         raise LowtideError(f"sketch takes a module, not a {type(model).__name__}")
-    if held(model, "compiled_module", None) is not None:
+    if private_of(model, "compiled_module", None) is not None:
         raise LowtideError("this model is wrapped by torch.compile; sketch it first, and compile it then")
     for name, part in model.named_modules():
-        if held(part, "compiled_call") is not None:
+        if private_of(part, "compiled_call") is not None:
             what = "the model" if not name else repr(name)
             raise LowtideError(
                 f"{what} is capped or compiled already; undo that (lowtide.uncap), sketch, and cap it then"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._torch import held
+from .._torch import private_of
 from ..errors import LowtideError
 from .scope import Scope
 
@@ -42,10 +42,13 @@ def watch(model: nn.Module, scope: Scope, rows: Rows) -> None:
 
 def leave(module: nn.Module) -> None:
     """Take the hooks of `watch` off a module."""
-    for hooks, kind in ((held(module, "forward_pre_hooks"), _Enter), (held(module, "forward_hooks"), _Leave)):
+    for hooks, kind in (
+        (private_of(module, "forward_pre_hooks"), _Enter),
+        (private_of(module, "forward_hooks"), _Leave),
+    ):
         for key in [key for key, hook in hooks.items() if isinstance(hook, kind)]:
             del hooks[key]
-            held(module, "pre_hooks_with_kwargs").pop(key, None)
+            private_of(module, "pre_hooks_with_kwargs").pop(key, None)
 
 
 class _Enter:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .._torch import held, storage_key
+from .._torch import private_of, storage_key
 from ..errors import LowtideError
 from .choice import Choice
 from .function import cast
@@ -81,12 +81,12 @@ class Recorder:
         self, name: str, choice: Choice, scope: Scope, source: torch.Tensor, output: torch.Tensor
     ) -> Any:
         """Keep an input until the gradient of the output comes; gives the output to go on with."""
-        x, version = cast(source.detach()), held(source, "version")
+        x, version = cast(source.detach()), private_of(source, "version")
         place = (storage_key(source), source.storage_offset(), source.stride(), version)
         real = scope.real_rows(x)
 
         def take(gradient: torch.Tensor) -> None:
-            if held(source, "version") != version:
+            if private_of(source, "version") != version:
                 raise LowtideError(f"the input of {shown(name)!r} was changed in place before its backward")
             self.calls.append(_call(name, choice, place, x, gradient, real))
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._torch import held, in_backward, present_trace, private, storage_key, writes_traced
+from .._torch import in_backward, present_trace, private, private_of, storage_key, writes_traced
 from . import marker
 from .choice import Choice, fixed
 from .draw import draw_seed
@@ -73,7 +73,7 @@ class Scope:
         storage = source.untyped_storage()
         place = (storage_key(source), source.storage_offset(), source.stride(), source.dtype)
         key = (*place, x.shape[:-1].numel(), x.shape[-1], x.dtype, choice)
-        state = (held(source, "version"), None if real is None else id(self.real))
+        state = (private_of(source, "version"), None if real is None else id(self.real))
         if key not in self.sketches:
             weakref.finalize(storage, self.sketches.pop, key, None).atexit = False
         entry, frame = self.sketches.get(key), self.frame()

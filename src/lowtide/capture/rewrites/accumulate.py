@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._torch import held, in_process_group, private
+from ..._torch import in_process_group, private, private_of
 
 __all__ = ["accumulate", "insert"]
 
@@ -36,7 +36,7 @@ def _may_add(parameter: torch.Tensor, present: torch.Tensor, gradient: torch.Ten
     )
     # Hooks, DDP's reducers and a gradient with a graph of its own must see the gradient itself: autograd adds
     # it.
-    hooked = held(parameter, "backward_hooks") or held(parameter, "accumulated_hooks")
+    hooked = private_of(parameter, "backward_hooks") or private_of(parameter, "accumulated_hooks")
     if not alike or hooked or in_process_group() or present.requires_grad or present.layout != torch.strided:
         return False
     try:

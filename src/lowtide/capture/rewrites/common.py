@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._torch import held
+from ..._torch import private_of
 from ..fx_nodes import depends_on, has_effect, is_mutation, mutations, storage_of, tensors_of
 from .random_draws import is_drawn_in_backward, is_idle_draw
 
@@ -103,7 +103,7 @@ def _derive(node: fx.Node, source: torch.Tensor) -> None:
 
 def _is_view(node: fx.Node) -> bool:
     """Whether an operator's schema says that it looks at its first argument and writes nothing."""
-    schema = held(node.target, "schema", None)
+    schema = private_of(node.target, "schema", None)
     first = schema.arguments[0].alias_info if schema and schema.arguments else None
     return first is not None and not first.is_write
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._torch import held
+from ..._torch import private_of
 from ...torch_state.random_state import recompute
 from ..fx_nodes import storage_of, tensors_of, traced_in_backward
 from .dropout import RANDOM
@@ -42,7 +42,7 @@ def draws(node: fx.Node) -> bool:
 
 def _rate(node: fx.Node) -> Any:
     """The probability that an op drops elements with, or None where it has none."""
-    schema = held(node.target, "schema", None)
+    schema = private_of(node.target, "schema", None)
     for index, argument in enumerate(schema.arguments if schema else ()):
         if argument.name == "dropout_p":
             return node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", 0.0)
