@@ -1,6 +1,7 @@
 """The rooms of the house: which folder may import which, at any depth of code, and that there is no cycle."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -149,7 +150,11 @@ def test_no_module_has_the_name_of_a_public_function():
     assert not [module for module in MODULES if module.split(".")[-1] in functions]
 
 
-def test_each_room_says_what_comes_in_and_goes_out():
-    for path in sorted(ROOT.glob("*/__init__.py")):
+def test_each_room_says_what_comes_in_what_goes_out_and_what_it_imports():
+    rooms = {path.parent.name: path for path in sorted(ROOT.glob("*/__init__.py"))}
+    for name, path in rooms.items():
         text = ast.get_docstring(ast.parse(path.read_text())) or ""
-        assert all(f"{word}:" in text for word in ("In", "Out", "Imports")), path
+        assert "\nIn: " in text, name
+        assert "\nOut: " in text, name
+        said = text.partition("\nImports: ")[2].partition("\n\n")[0]
+        assert set(re.findall(r"(\w+)/", said)) == LAYERS[name] & set(rooms), name

@@ -2,5 +2,5 @@
 
 In: AOTAutograd's joint graph, and what is known of the step's inputs.
 Out: a `Trace`, and a `Lifted` graph whose ops know their fx nodes.
-Imports: plans/, devices/, console/, torch_state/.
+Imports: console/, devices/, plans/, torch_state/.
 """

@@ -2,5 +2,6 @@
 
 In: words of the command line.
 Out: text, JSON and files.
-Imports: the public verbs in entry/, evidence/, batch_size/, planner/, and report/.
+Imports: batch_size/, console/, devices/, entry/, evidence/, measuring/, planner/, plans/, report/,
+  solve/.
 """

@@ -2,5 +2,5 @@
 
 In: a user's model, batch and options.
 Out: the model capped, or the plan.
-Imports: pipeline/ and what it stands on.
+Imports: capture/, console/, measuring/, pipeline/, plans/, sketching/, torch_state/.
 """

@@ -2,5 +2,5 @@
 
 In: a model, a batch, a budget.
 Out: a `Verification`, a `Watched` step.
-Imports: entry/, pipeline/, measuring/, plans/, sketching/, console/, torch_state/.
+Imports: console/, entry/, measuring/, pipeline/, plans/, sketching/, torch_state/.
 """

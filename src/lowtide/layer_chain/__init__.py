@@ -2,5 +2,5 @@
 
 In: an `nn.Sequential`, a batch and a budget.
 Out: a `CheckpointedChain`.
-Imports: solve/, measuring/, devices/.
+Imports: devices/, measuring/, solve/.
 """

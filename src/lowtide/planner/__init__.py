@@ -2,5 +2,5 @@
 
 In: a priced graph and a budget.
 Out: a `Plan`, a `Frontier`, a comparison of methods.
-Imports: plans/, solve/, devices/. No torch.
+Imports: devices/, plans/, solve/.
 """

@@ -2,5 +2,5 @@
 
 In: a graph (from a capture, or from a JSON file) and the schedule of a solver.
 Out: the events of a schedule and its `Timeline` from the one simulator, a `Plan`, their JSON.
-Imports: nothing but errors and units: no torch, no room.
+Imports: no other room. No torch.
 """

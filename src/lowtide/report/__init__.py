@@ -2,5 +2,5 @@
 
 In: a `Plan`, and what was measured of it.
 Out: a whole HTML document, or text.
-Imports: plans/, planner/.
+Imports: planner/, plans/. No torch.
 """

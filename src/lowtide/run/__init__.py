@@ -2,5 +2,5 @@
 
 In: a lowered pair, op by op (`eager`) or compiled into fused kernels (`inductor/`).
 Out: the two functions, and what their first run showed.
-Imports: capture/, prices/, planner/, plans/, devices/, measuring/, console/.
+Imports: capture/, console/, devices/, measuring/, planner/, plans/, prices/.
 """

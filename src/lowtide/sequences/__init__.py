@@ -2,7 +2,7 @@
 
 In: a cell, its first carry, its inputs and a budget.
 Out: the outputs, with a backward that recomputes.
-Imports: solve/, measuring/, devices/, console/, torch_state/.
+Imports: console/, devices/, measuring/, solve/, torch_state/.
 """
 
 from .open_ended import while_scan

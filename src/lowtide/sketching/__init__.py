@@ -2,7 +2,7 @@
 
 In: a model, or a captured step with marks of its sketched layers.
 Out: the model with those layers; the step with as few sketches as its budget needs.
-Imports: capture/, plans/, solve/, measuring/, console/.
+Imports: capture/, console/, measuring/, plans/, solve/.
 """
 
 from .noise_found import LayerNoise, Noise, noise

@@ -2,5 +2,5 @@
 
 In: nothing: it looks at the thread it is in.
 Out: states that can be compared, kept and put back.
-Imports: the file of private torch names.
+Imports: no other room.
 """
