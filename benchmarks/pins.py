@@ -29,7 +29,7 @@ from zoo import ZOO
 
 FILE = Path(__file__).parent / "results" / "pins.jsonl"
 BUDGETS = ("100%", "70%", "50%", "min")
-CORPUS = ("resnet50", "unet", "gpt2_medium", "llama_1b", "vit_b16", "t5_small", "moe")
+CORPUS = ("resnet50", "unet", "gpt2_medium", "vit_b16")
 
 
 def row(plan: lowtide.Plan) -> dict[str, Any]:
