@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import lowtide
 
 ROOT = Path(lowtide.__file__).parent
@@ -111,6 +113,7 @@ def test_layers_have_no_cycle():
         left = {name: below for name, below in left.items() if name not in free}
 
 
+@pytest.mark.slow
 def test_layers_say_no_more_than_is_so():
     """What a room may import it does import: the picture shows the house as it is."""
     found = {(a, b) for a, b in edges() if b not in BASE}
@@ -118,6 +121,7 @@ def test_layers_say_no_more_than_is_so():
     assert said - found == set()
 
 
+@pytest.mark.slow
 def test_plans_solvers_planner_and_reports_import_no_torch():
     modules = [module for module in MODULES if room(module) in WITHOUT_TORCH]
     code = "import sys; sys.modules['torch'] = None\n"

@@ -154,6 +154,7 @@ def imports(path):
             yield (node.module or "").partition(".")[0] if not node.level else ""
 
 
+@pytest.mark.slow
 def test_planning_itself_knows_no_torch():
     paths = [ROOT / name for name in WITHOUT_TORCH]
     paths += [path for room in ROOMS_WITHOUT_TORCH for path in (ROOT / room).rglob("*.py")]

@@ -66,6 +66,7 @@ def is_private(name):
     return ours and any(part.startswith("_") and not part.endswith("__") for part in rest)
 
 
+@pytest.mark.slow
 def test_files_use_no_private_torch_name():
     for path in FILES:
         assert private_names(path.read_text()) == set(), path
@@ -102,6 +103,7 @@ def is_operator(node):
     return dotted(node.value).startswith(("torch.ops.", "aten"))
 
 
+@pytest.mark.slow
 def test_no_file_uses_a_private_attribute_of_torchs_objects():
     found = {str(path.relative_to(ROOT)): private_attributes(path.read_text()) for path in FILES}
     assert {path: names for path, names in found.items() if names} == {}
@@ -126,6 +128,7 @@ def attributes_asked_for(tree):
     return {call.args[1].value for call in calls if dotted(call.func) in ("private_of", "set_private")}
 
 
+@pytest.mark.slow
 def test_every_attribute_of_the_list_is_used():
     used = {name for path in FILES for name in attributes_asked_for(ast.parse(path.read_text()))}
     assert used | {"storage_key"} == set(_torch.ATTRIBUTES)  # which has a function of its own

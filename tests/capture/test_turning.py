@@ -32,6 +32,7 @@ def copied(model, x, **options):
     return {tuple(found.node_of[op.name].meta["val"].shape) for op in ops}
 
 
+@pytest.mark.slow
 def test_the_batch_and_weights_that_are_larger_than_one_pixel_are_copied():
     assert copied(Images(), torch.rand(BATCH)) == {BATCH, FIRST, LAST}
 

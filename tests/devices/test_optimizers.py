@@ -265,6 +265,7 @@ def test_large_tensors_of_an_optimizer_are_not_copied(model, x):
         lowtide.plan(model, x, optimizer=optimizer)
 
 
+@pytest.mark.slow
 def test_several_optimizers_are_announced_together(model, x):
     first = torch.optim.Adam(model.layers[:2].parameters())
     second = ByProperties(torch.optim.SGD(model.layers[2:].parameters(), momentum=0.9))
@@ -289,6 +290,7 @@ def test_what_is_no_optimizer_is_refused(model, bad):
         lowtide.cap(model, "1GiB", optimizer=bad)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, where it is imported
 def test_the_optimizer_of_this_rank_is_counted(model, x, process_group):
     from torch.distributed.optim import ZeroRedundancyOptimizer

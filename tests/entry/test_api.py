@@ -133,6 +133,7 @@ def test_eval_and_no_grad_run_plainly(model, x, caplog_lowtide):
     assert lowtide.plan_of(model) is not None
 
 
+@pytest.mark.slow
 def test_says_when_there_is_nothing_to_do(model, x, caplog_lowtide):
     lowtide.cap(model, "1GiB")
     for _ in range(2):
@@ -161,6 +162,7 @@ def test_two_capped_models(x):
     assert lowtide.plan_of(first).peak != lowtide.plan_of(second).peak
 
 
+@pytest.mark.slow
 def test_same_model_twice_in_one_step(model):
     a, b = torch.randn(256, 32), torch.randn(256, 32)
     twin = copy.deepcopy(model)
@@ -266,6 +268,7 @@ class Dropped(nn.Module):
         return nn.functional.dropout(self.net(x), self.rate).sum()
 
 
+@pytest.mark.slow
 def test_the_backend_takes_floats_that_torch_hands_over_as_tensors():
     model, x = Dropped(), torch.ones(8, 16)
     compiled = torch.compile(model, backend="lowtide", options={"budget": "1GiB"}, dynamic=True)
@@ -277,6 +280,7 @@ def test_the_backend_takes_floats_that_torch_hands_over_as_tensors():
         assert torch.equal(found, model(x))
 
 
+@pytest.mark.slow
 def test_gradients_of_plain_tensors_count_as_those_of_parameters():
     weights = [torch.full((64, 64), 0.01, requires_grad=True) for _ in range(3)]
     x = torch.rand(16, 64, requires_grad=True)

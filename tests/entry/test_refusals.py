@@ -29,6 +29,7 @@ def test_nonsense_budgets(model, x, budget):
     model(x).backward()
 
 
+@pytest.mark.slow
 def test_below_the_floor_says_what_is_possible(model, x):
     model(x).backward()
     before = gradients(model)
@@ -66,11 +67,13 @@ def test_free_is_what_the_step_has_and_what_is_left(model, x, monkeypatch, tmp_p
     assert plan.budget == left + plan.graph.given_bytes
 
 
+@pytest.mark.slow
 def test_free_is_not_known_of_a_device_that_is_not_here(model, x):
     with pytest.raises(lowtide.BudgetError, match="needs the device at hand"):
         lowtide.plan(model, x, budget="free", device="A100")
 
 
+@pytest.mark.slow
 def test_more_than_the_device_has(model, x):
     lowtide.cap(model, "900TB")
     with pytest.raises(lowtide.BudgetError, match="more than the device"):
@@ -236,6 +239,7 @@ def test_recurrent_layers_name_their_tool():
         lowtide.plan(torch.nn.LSTM(4, 4), torch.randn(3, 2, 4))
 
 
+@pytest.mark.slow
 def test_budget_without_its_unit(model, x):
     with pytest.raises(lowtide.BudgetTooSmall, match='Is a unit missing, as in "50GiB" or "50%"'):
         lowtide.plan(model, x, budget=50)

@@ -36,6 +36,7 @@ def runs_of(plan):
     return {index: plan.graph.op[step.op] for index, step in steps if isinstance(step, Run)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", ["min", "1GiB"])
 def test_bytes_after_every_run_are_as_predicted(budget):
     step, plan = capped(dense, (32, 64), budget)

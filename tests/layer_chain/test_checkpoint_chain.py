@@ -130,6 +130,7 @@ def kept_sets(model, chain, seed=0):
     return Random(seed).sample(sets, min(len(sets), 12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_measured_peak_is_the_predicted_one_and_bits_are_the_same(name):
     model, sample = make(name)
@@ -164,6 +165,7 @@ def test_a_sample_that_needs_a_gradient():
     assert torch.equal(plain["gradients of input 0"], found["gradients of input 0"])
 
 
+@pytest.mark.slow
 def test_a_deep_chain_takes_far_less():
     model = nn.Sequential(*(nn.Sequential(Linear(32, 32), nn.Tanh()) for _ in range(40)))
     chain = checkpoint_chain(model, torch.randn(2000, 32))

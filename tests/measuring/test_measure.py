@@ -277,6 +277,7 @@ def test_nested_measures_of_generated_code():
     assert found == [2 * BYTES]
 
 
+@pytest.mark.slow
 def test_compiled_function_by_hand(inductor):
     """Sine and product each have a buffer; the cosine is written over the product."""
     x, w = torch.ones(10, 100), torch.ones(100, 50)
@@ -292,6 +293,7 @@ def test_compiling_inside_the_step_counts_the_same(inductor):
     assert peak(lambda: function(x, w)) == peak(lambda: function(x, w))
 
 
+@pytest.mark.slow
 def test_compiled_training_step_by_hand(inductor):
     """At the peak, the last product: the loss and its own gradient, the hidden gradient, both weights'."""
     first, second, x = nn.Linear(100, 40, bias=False), nn.Linear(40, 30, bias=False), torch.ones(20, 100)

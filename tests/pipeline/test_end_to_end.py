@@ -18,7 +18,7 @@ CORE = {  # the models that run at every budget
 
 HALVED = {"gpt", "resnet", "densenet", "t5"}  # half the peak is within their reach
 
-QUICK = {"mlp_dropout", "cnn", "keywords"}  # those that `make quick` runs
+QUICK = {"mlp_dropout", "keywords"}  # those that `make quick` runs
 
 # Tracing itself changes the last bits of these on the CPU: an in-place op on a slice, a layout.
 ROUNDS_DIFFERENTLY = {"gru_cells_odd_width", "returns_transposed"}

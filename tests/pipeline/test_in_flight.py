@@ -96,6 +96,7 @@ def test_the_one_function_way_of_the_error_fits(batches):
     assert lowtide.measure(lambda: step(*batches).backward()).peak <= budget
 
 
+@pytest.mark.slow
 def test_a_result_that_was_let_go_is_not_in_flight(batches):
     model = Loss()
     lowtide.cap(model, int(0.8 * uncapped(model, batches[0])))
@@ -107,6 +108,7 @@ def test_a_result_that_was_let_go_is_not_in_flight(batches):
     assert "calls in flight" not in lowtide.plan_of(model).graph.fixed
 
 
+@pytest.mark.slow
 def test_a_result_that_only_a_cycle_holds_is_not_in_flight(batches):
     model = Loss()
     lowtide.cap(model, int(0.8 * uncapped(model, batches[0])))

@@ -187,6 +187,7 @@ def test_the_backend_makes_the_same_bytes_of_a_budget(step: Any, caplog_lowtide:
         assert f"budget {lowtide.units.format_bytes(size)}" in line or "nothing to do" in line, line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "size"), [("60%", None), ("20MiB", 20 << 20), ("50% of device", H200 // 2), ("min", None)]
 )

@@ -70,6 +70,7 @@ def test_valid_schedules_get_the_naive_timeline(seed, n, takes):
     compare(graph, random_schedule(graph, Random(seed)))
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(seeds, st.integers(1, 6), st.booleans())
 def test_broken_schedules_get_the_naive_verdict(seed, n, takes):

@@ -57,6 +57,7 @@ def test_every_op_gets_a_price(cache, model, x):
     assert graph.prices == "measured on cpu"
 
 
+@pytest.mark.slow
 def test_measuring_touches_nothing(cache, model, x):
     state, random = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
     with torch.no_grad():
@@ -165,6 +166,7 @@ def test_op_that_does_not_run_alone_is_priced_by_the_roofline(cache, model, x):
     assert "ops by roofline" in measured(model, x).prices
 
 
+@pytest.mark.slow
 def test_op_that_had_no_memory_to_run_in_is_measured_the_next_time(cache, model, x):
     def refuse(fake):
         raise torch.OutOfMemoryError("none left")

@@ -644,6 +644,7 @@ def test_compiled_steps_to_the_byte(name, without_kernels):
     assert any(handed.bytes for handed in graphs[1].inputs)  # a backward frees what the forward saved
 
 
+@pytest.mark.slow
 def test_the_forwards_outputs_are_the_backwards_inputs(without_kernels):
     """q, k and v are views of one storage, which goes with the last of them."""
     forward, backward = watched_step(*STEPS["attention"]())
@@ -654,6 +655,7 @@ def test_the_forwards_outputs_are_the_backwards_inputs(without_kernels):
     assert (found.peak, found.left) == backward.truth
 
 
+@pytest.mark.slow
 def test_a_cached_graph_has_its_text(without_kernels):
     first = watched_step(*STEPS["mlp"]())
     torch._dynamo.reset()
@@ -670,6 +672,7 @@ def repeated(x, weight):
     return torch.tanh(x @ weight).sin()
 
 
+@pytest.mark.slow
 def test_nested_regions_are_followed(without_kernels):
     step = Step(lambda m, x: repeated(repeated(x, m.weight), m.weight), nn.Linear(16, 16, bias=False))
     graphs = watched_step(step, [torch.randn(8, 16)])

@@ -157,6 +157,7 @@ def test_an_optimizer_that_steps_too_early_is_noticed():
         Steps("min")(write)
 
 
+@pytest.mark.slow
 def test_the_next_step_is_as_if_nothing_had_happened():
     model = lowtide.cap(nn.Sequential(*(Scaled() for _ in range(LAYERS))), "min")
     x = torch.randn(64, 16)

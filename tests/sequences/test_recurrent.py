@@ -191,6 +191,7 @@ def test_frozen_weights_with_an_input_that_needs_gradients():
     check_equal(module, Recurrent(module, budget="min"), torch.randn(9, 3, 4, requires_grad=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["one_way", "both_ways"])
 @pytest.mark.parametrize("packed", [False, True])
 def test_dropout_is_drawn_again_as_it_was(bidirectional, packed):
@@ -277,6 +278,7 @@ def test_both_directions_share_the_budget(kind):
         assert len(wrapper.plan(x)) == 2
 
 
+@pytest.mark.slow
 def test_blocks_are_as_long_as_the_budget_allows():
     module = nn.LSTM(8, 16)
     x = torch.randn(400, 4, 8)
@@ -316,6 +318,7 @@ def test_a_budget_below_the_floor_is_refused_and_changes_nothing():
             wrapper(x)
 
 
+@pytest.mark.slow
 def test_a_plan_draws_no_random_numbers_and_leaves_no_gradients():
     module = make("lstm", 2, dropout=0.3)
     x = torch.randn(9, 3, 4, requires_grad=True)
@@ -447,6 +450,7 @@ def test_copies_of_weights_in_one_piece_hand_gradients_on(kind, monkeypatch):
         assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 def test_single_precision_takes_the_same_way():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

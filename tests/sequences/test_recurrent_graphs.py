@@ -96,6 +96,7 @@ def test_both_directions_share_the_budget(captures):
     assert len(captures["launched"]) == 12
 
 
+@pytest.mark.slow
 def test_a_plan_in_graphs_is_taken_where_it_costs_less(captures):
     module = nn.LSTM(8, 16)
     x = torch.randn(400, 4, 8)

@@ -255,6 +255,7 @@ def test_second_derivatives_are_refused_rather_than_lost(weight, xs, start):
     assert torch.autograd.grad(first.sum(), weight)[0].abs().sum() > 0
 
 
+@pytest.mark.slow
 def test_random_numbers_are_drawn_as_in_the_plain_loop():
     cell = Lstm(dropout=0.5)
     xs = torch.randn(67, 2, 3, dtype=F64)

@@ -84,6 +84,7 @@ def test_tied_parameters(xs, start):
     check(lambda: cell, start, xs, list(module.parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", ["eager", "compiled"])
 def test_results_of_other_computations_are_supported(wrap, weight, xs, start):
     def make():

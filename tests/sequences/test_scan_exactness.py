@@ -356,6 +356,7 @@ def test_the_peak_with_lengths_is_exact_beside_their_masks(reduce, weights, way)
     assert Case(lstm, 19, reduce).difference(lengths=lengths, **way) == size(lengths) + masks
 
 
+@pytest.mark.slow
 def test_the_peak_of_a_mean_is_exact_beside_its_scaled_gradient():
     assert Case(lstm, 19, "mean").difference(budget="min") == 4 * 3 * 4
 
@@ -372,6 +373,7 @@ def test_the_peak_under_autocast_is_a_bound(way):
         assert Case(make, 19, "sum").difference(**way) <= 0
 
 
+@pytest.mark.slow
 def test_the_smallest_budget_is_named_and_works():
     case = Case(lstm_loss, 37, "sum")
     with pytest.raises(lowtide.BudgetTooSmall) as caught:

@@ -55,6 +55,7 @@ def test_dropout_is_drawn_as_in_the_loop(captures, weight, xs, start):
     assert captures["launched"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [96, 93])
 def test_peak_and_runs_are_as_planned(steps, captures, weight, xs, start):
     xs, cell = long(xs, steps), step(weight)
@@ -195,6 +196,7 @@ def test_an_unused_start_gets_no_gradient(captures, weight, xs, start):
     assert same(results[1][:2], results[0][:2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduce", [None, "mean", "last"])
 def test_rows_of_different_lengths(reduce, captures):
     cell, xs = Lstm(), torch.rand(48, 3, 3, dtype=torch.float64, requires_grad=True)

@@ -188,6 +188,7 @@ def test_autocast_at_rate_one_is_bitwise_exact():
     assert all(map(torch.equal, plain, cast_run(sketch(layer, rate=1))))
 
 
+@pytest.mark.slow
 def test_tied_weights():
     first, second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
     second.weight = first.weight

@@ -87,6 +87,7 @@ def test_total_is_the_least_of_all_subsets_and_keeps_most():
         assert total(d, found.indices) == found.peak == peak_of(d, found.indices, "total")
 
 
+@pytest.mark.slow
 def test_swept_is_the_least_of_all_subsets_under_every_law():
     for d, rng in chains(250):
         for model, upper in models(d, rng):
@@ -127,6 +128,7 @@ def test_a_larger_budget_is_kept_and_never_keeps_less():
             assert checkpoints(d, "swept", model=model, budget=everything).indices == tuple(range(len(d)))
 
 
+@pytest.mark.slow
 def test_the_long_end_is_the_longest_of_all_subsets():
     for d, rng in chains(150):
         for model, upper in models(d, rng):
@@ -224,6 +226,7 @@ def test_a_peak_is_asked_for_with_both_ends(indices):
 GRAPHS = {"cnn": cnn(8), "transformer": transformer(4), "steps": equal_steps(40)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_graph_form_fits_where_it_can_and_is_fastest_of_its_candidates(name):
     graph = GRAPHS[name]

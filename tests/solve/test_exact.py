@@ -157,6 +157,7 @@ def test_the_smallest_peak_of_gigabytes_is_that_of_bytes(monkeypatch):
         assert simulate(large, smallest_peak(large)).peak == least * (10**9 + 7)
 
 
+@pytest.mark.slow
 def test_bytes_beyond_floating_point_are_not_searched():
     pytest.importorskip("highspy")
     graph = scaled(chain(6), 10**15)

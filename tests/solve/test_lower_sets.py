@@ -134,6 +134,7 @@ def test_all_graphs_of_four_nodes_are_solved_as_by_brute_force(part):
         check_search(dag, lower_sets_by_definition(dag))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(seeds, st.integers(5, 7))
 def test_random_graphs_are_solved_as_by_brute_force(seed, n):
@@ -141,6 +142,7 @@ def test_random_graphs_are_solved_as_by_brute_force(seed, n):
     check_search(dag, lower_sets_by_definition(dag))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(seeds, st.integers(4, 8), st.floats(0.1, 0.8))
 @example(541, 6, 0.15625)  # the only feasible sequence is tight: a price of bytes without end
@@ -334,6 +336,7 @@ def test_a_graph_without_ops_and_one_without_backward_are_kept():
     assert lower_sets(alone, 0) == keep_all(alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["exact", "approximate"])
 def test_a_chain_takes_about_twice_the_root_for_at_most_one_more_forward(family):
     graph = chain(64)
@@ -359,6 +362,7 @@ def test_the_fastest_that_fits_is_taken(make):
     assert top.seconds < floor.seconds
 
 
+@pytest.mark.slow
 def test_orders_go_from_keeping_everything_down_to_the_floor():
     graph = cnn(5)
     orders = list(lower_set_orders(graph))
@@ -380,6 +384,7 @@ def test_an_interrupt_keeps_the_best_schedule_so_far(after):
         assert simulate(graph, lower_sets(graph, 0, progress=Interrupt(after))).peak < top
 
 
+@pytest.mark.slow
 def test_a_low_limit_falls_back_and_still_plans():
     graph = cnn(5)
     top = simulate(graph, keep_all(graph)).peak

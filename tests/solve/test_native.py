@@ -37,6 +37,7 @@ def test_a_cache_may_serve_several_kinds_of_machine(monkeypatch):
 
 # The same graphs every time: the two space their slots differently, so a slot that a run has left is used
 # again at other times, and the descents part on one graph in some thousands.
+@pytest.mark.slow
 @needs_compiler
 @settings(max_examples=100, derandomize=True)
 @given(
@@ -146,6 +147,7 @@ def fresh_library(tmp_path, monkeypatch):
     library.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings_", [{"LOWTIDE_NATIVE": "0"}, {"PATH": "", "CC": "none"}])
 def test_there_is_a_plan_without_a_compiler(fresh_library, monkeypatch, settings_):
     for name, value in settings_.items():
@@ -157,6 +159,7 @@ def test_there_is_a_plan_without_a_compiler(fresh_library, monkeypatch, settings
     assert not [*fresh_library.iterdir()]
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_it_is_built_once_and_whole(fresh_library):
     assert library() is not None

@@ -1,5 +1,6 @@
 """Other orders of first runs: valid, with the random ops where they were, and smaller where order matters."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,6 +77,7 @@ def test_large_weight_gradients_wait_until_the_activations_are_gone():
     assert min(peak(graph, order) for order in others) <= peak(graph, program) - 90 * MIB
 
 
+@pytest.mark.slow
 def test_auto_uses_the_order_before_it_runs_anything_again():
     graph = weights_at_the_end(8)
     top = simulate(graph, keep_all(graph)).peak

@@ -292,6 +292,7 @@ def test_blocks_beat_segments_at_every_budget_and_go_lower(graph):
         assert theirs.peak > budget or mine.seconds < theirs.seconds
 
 
+@pytest.mark.slow
 def test_orders_are_different_and_reach_from_keeping_all_to_the_floor():
     graph = cnn(8)
     orders = list(rotor_orders(graph))

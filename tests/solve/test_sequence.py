@@ -341,6 +341,7 @@ def test_any_graph_gets_a_schedule_that_is_accepted(keep, seed, n, share):
     assert least <= timeline.peak <= max(budget, least)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.integers(0, 10_000), st.integers(1, 25))
 def test_all_orders_for_no_budget_are_accepted(seed, n):

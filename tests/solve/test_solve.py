@@ -104,6 +104,7 @@ def edit(tape: Tape, rng: Random) -> None:
         tape.insert(rng.choice(ran), rng.choice([*tape.free_slots(slot, 1), slot - 1]))
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(seeds, st.integers(3, 25), st.floats(0.4, 0.95), st.booleans())
 def test_a_descent_that_says_it_fits_does_and_pruning_keeps_it_so(seed, n, share, takes):

@@ -157,6 +157,7 @@ def test_numbers_that_nobody_reads_are_drawn(op):
     assert_as_in_eager(step)
 
 
+@pytest.mark.slow
 def test_an_unread_draw_is_an_op_whose_bytes_are_freed_at_once():
     def step(x, w):
         torch.rand(1000)
@@ -228,6 +229,7 @@ def test_modules_draw_in_the_order_of_eager():
     assert_as_in_eager(step)
 
 
+@pytest.mark.slow
 def test_a_checkpointed_part_draws_once():
     def part(y):
         torch.rand(3)
