@@ -41,3 +41,17 @@ def plain_gradients(model, *args, **kwargs):
     twin = copy.deepcopy(model)
     twin(*args, **kwargs).backward()
     return gradients(twin)
+
+
+def autocast_gradients(model, x, dtype, *, inside=False, steps=1):
+    """The loss and the gradients of the last of some steps under autocast, the backward inside of it or not."""
+    for _ in range(steps):
+        torch.manual_seed(3)
+        model.zero_grad()
+        with torch.autocast(x.device.type, dtype):
+            loss = model(x)
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+    return [loss.detach(), *(p.grad for p in model.parameters())]

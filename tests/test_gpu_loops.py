@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 import lowtide
+from small_models import autocast_gradients as gradients
+from small_models import same
 
 pytestmark = [
     pytest.mark.gpu,
@@ -69,22 +71,6 @@ def model():
 @pytest.fixture
 def x():
     return torch.randn(16, 64, WIDTH, device="cuda")
-
-
-def gradients(model, x, dtype, *, inside=False):
-    torch.manual_seed(3)
-    model.zero_grad()
-    with torch.autocast("cuda", dtype):
-        loss = model(x)
-        if inside:
-            loss.backward()
-    if not inside:
-        loss.backward()
-    return [loss.detach(), *(p.grad for p in model.parameters())]
-
-
-def same(left, right):
-    return all(map(torch.equal, left, right))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -12,7 +12,7 @@ from .plans.planned_step import Plan
 from .solve import find_method
 from .units import Budget, parse_budget
 
-__all__ = ["Options", "limit"]
+__all__ = ["Options", "limit", "relative_to"]
 
 _CHOICES = {
     "executor": ("eager", "inductor"),
@@ -114,3 +114,8 @@ def limit(options: Options, plan: Plan | None) -> int | None:
     if plan is None or (budget is not None and budget.is_share_of_peak):
         return None
     return plan.budget
+
+
+def relative_to(options: Options) -> str:
+    """What a share is of, in words, for what is said where `limit` gives nothing."""
+    return f"the budget {options.budget} is of the uncapped peak of one call, as it was planned"

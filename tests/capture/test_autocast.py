@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 import lowtide
+from small_models import autocast_gradients as gradients
+from small_models import same
 
 pytestmark = [
     pytest.mark.slow,
@@ -150,23 +152,6 @@ MODELS = {
     "one layer read three times": Twice,
     "a layer with readers of every kind": Mixed,
 }
-
-
-def gradients(model, x, *, dtype, inside, steps=1):
-    for _ in range(steps):
-        torch.manual_seed(3)
-        model.zero_grad()
-        with torch.autocast("cpu", dtype):
-            loss = model(x)
-            if inside:
-                loss.backward()
-        if not inside:
-            loss.backward()
-    return [loss.detach(), *(p.grad for p in model.parameters())]
-
-
-def same(left, right):
-    return all(map(torch.equal, left, right))
 
 
 @pytest.mark.parametrize("budget", ["100%", "min"])

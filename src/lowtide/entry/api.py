@@ -51,8 +51,8 @@ def cap(
 
     The budget is the whole peak on the device, in bytes or as in "8GiB", "60%" (of the step's uncapped peak),
     "90% of device" (of its memory), "free", "min". The plan is made at the first training call, for that
-    batch's shapes. A plain callable is returned wrapped. A copy of
-    a capped module, by `copy.deepcopy` or pickling, is not capped.
+    batch's shapes. A plain callable is returned wrapped. A copy of a capped module, by `copy.deepcopy` or
+    pickling, is not capped.
 
     The executor "eager" runs the plan op by op: gradients, buffers and random state are bitwise those of the
     same step keeping everything. "inductor" compiles it into the fused kernels of torch.compile: the peak is

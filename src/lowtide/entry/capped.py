@@ -20,7 +20,7 @@ from ..capture.torch_errors import CAPPED_INSIDE, clear_errors
 from ..console.log import log, planning, say_plan
 from ..errors import BudgetTooSmall, CaptureError
 from ..measuring.trial import Trial, modules_of
-from ..options import Options, limit
+from ..options import Options, limit, relative_to
 from ..pipeline.in_flight import Caller, held_beside, some_plan, too_many
 from ..pipeline.runnable_step import RunnableStep
 from ..plans.planned_step import Plan
@@ -206,15 +206,14 @@ class Capped:
         if not beside or entry.fits(beside):
             return 0
         if limit(self.options, entry.plan or some_plan()) is None:
-            self.say(f"{self.relative_to()}: what calls hold whose backward is still to come is not in it")
+            self.say(
+                f"{relative_to(self.options)}: what calls hold whose backward is still to come is not in it"
+            )
             return 0
         if self.caller.beside != beside:
             gc.collect()  # a call that only a cycle of objects holds, such as a traceback's, may be gone
             self.caller.beside = held_beside(self.caller)
         return self.caller.beside
-
-    def relative_to(self) -> str:
-        return f"the budget {self.options.budget} is of the uncapped peak of one call, as it was planned"
 
     def must_count_state(self, entry: Entry) -> bool:
         """Whether optimizer state that is there now does not fit beside the plan that was made without it."""
@@ -222,7 +221,7 @@ class Capped:
             return False
         if limit(self.options, entry.plan) is None:
             self.say(
-                f"{self.relative_to()}: the {format_bytes(entry.state)} of optimizer state that were made "
+                f"{relative_to(self.options)}: the {format_bytes(entry.state)} of optimizer state that were made "
                 "since then are not in it. lowtide.cap(..., optimizer=optimizer) counts them"
             )
             return False

@@ -17,7 +17,7 @@ from torch import fx
 from .._torch import private
 from ..console.log import say_once, say_plan
 from ..errors import LowtideError
-from ..options import Options, limit
+from ..options import Options, limit, relative_to
 from ..pipeline.in_flight import Caller
 from ..pipeline.optimizer_steps import changes, look_at_steps
 from ..pipeline.runnable_step import RunnableStep, runnable
@@ -96,8 +96,8 @@ def _outgrown(step: RunnableStep) -> bool:
     if limit(options, plan) is not None:
         return True
     say_once(
-        f"the budget {options.budget} is of the uncapped peak of one call, as it was planned: "
-        "optimizer state that was made since then is not in it. The option optimizer= counts it"
+        f"{relative_to(options)}: optimizer state that was made since then is not in it. The option "
+        "optimizer= counts it"
     )
     return False
 

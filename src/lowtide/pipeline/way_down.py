@@ -181,8 +181,9 @@ class Limits:
         asked = priced.captured.asked
         if asked.options.budget is None:
             return sys.maxsize
-        whole = _exact_peak(asked) or self.uncapped_peak(priced)
-        size = resolve(asked.options.budget, whole, memory_of(priced.lifted.graph, asked.target))
+        graph = priced.lifted.graph
+        device = memory_of(graph, asked.target)  # on CUDA this looks at every free block
+        size = resolve(asked.options.budget, _exact_peak(asked) or uncapped_peak(graph, device), device)
         return None if size is None else size - asked.headroom
 
     def uncapped_peak(self, priced: Priced) -> int:
