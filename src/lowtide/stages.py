@@ -20,6 +20,7 @@ from .capture.step_inputs import StepInputs
 from .capture.trace import Trace
 from .errors import NothingToTrain
 from .lowering.changed_inputs import Watch
+from .lowering.hand_over import Groups
 from .options import Options
 from .plans.planned_step import Plan
 from .torch_state.autocast_state import State
@@ -148,13 +149,15 @@ class Planned:
 class Lowered:
     """A planned step as the pair of fx graphs that does what its schedule says.
 
-    `watch` looks at the inputs that may not change before the backward.
+    `watch` looks at the inputs that may not change before the backward; `groups` are the inputs whose
+    gradients the backward hands over on its way.
     """
 
     planned: Planned
     forward: fx.GraphModule
     backward: fx.GraphModule
     watch: Watch
+    groups: Groups = ()
 
     def __repr__(self) -> str:
         forward, backward = (len(module.graph.nodes) for module in (self.forward, self.backward))
@@ -173,6 +176,7 @@ class Lowered:
             self.captured.asked.inputs,
             counted=self.planned.priced.counted,
             watch=self.watch,
+            groups=self.groups,
             casts_inside=self.captured.casts_inside,
             renew=renew,
         )
@@ -195,6 +199,7 @@ class Runner:
     inputs: StepInputs
     counted: Mapping[Any, int] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
+    groups: Groups = ()
     casts_inside: bool = False
     renew: Renew = _as_it_is
 

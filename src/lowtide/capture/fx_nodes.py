@@ -13,6 +13,7 @@ from .._torch import private_of, storage_key
 from ..errors import CaptureError
 from .rewrites import batchnorm
 from .rewrites.accumulate import is_accumulation
+from .rewrites.handing import is_handing
 
 __all__ = [
     "depends_on",
@@ -81,7 +82,9 @@ def is_mutation(node: fx.Node) -> bool:
 
 def has_effect(node: fx.Node) -> bool:
     """Whether a node must run even when nothing reads it."""
-    if is_mutation(node) or is_accumulation(node) or node.target in batchnorm.UPDATES_STATISTICS:
+    if is_mutation(node) or is_accumulation(node) or is_handing(node):
+        return True
+    if node.target in batchnorm.UPDATES_STATISTICS:
         return True
     if str(node.target) == "with_effects":  # torch's wrapper of ops that print, assert or raise
         return True

@@ -76,6 +76,8 @@ class _Lifting:
                 self.give(node)
             elif node.op == "call_function" and not is_item(node):
                 self.add_node(node)
+        for primal in self.trace.accumulating:  # also where autograd adds, after the step or in it
+            self.add_present_gradient(primal)
         graph = Graph(ops=tuple(self.ops), values=tuple(self.values()), device=self.label, prices="none")
         return Lifted(graph, self.node_of, self.root_of, self.value_of)
 

@@ -13,6 +13,7 @@ from torch import fx
 
 from .._torch import is_view
 from ..errors import CaptureError
+from .awaited import NOBODY, Awaited, awaited, in_bucket
 
 __all__ = ["StepInputs"]
 
@@ -23,8 +24,8 @@ class StepInputs:
 
     `roles` are "parameter", "buffer" and "input"; `leaves` get a gradient in `.grad`, and have one already
     where they are `accumulating`; `trained` refers to the leaves themselves; `storages` are the bytes of what
-    each input looks at; `cast_once` are the leaves whose casts autocast keeps; `names` are what a user calls
-    the inputs.
+    each input looks at; `cast_once` are the leaves whose casts autocast keeps; `awaited` says for whose
+    gradients somebody waits during the backward; `names` are what a user calls the inputs.
     """
 
     roles: tuple[str, ...] = ()
@@ -33,6 +34,7 @@ class StepInputs:
     trained: tuple[weakref.ref[torch.Tensor], ...] = ()
     storages: tuple[int, ...] = ()
     cast_once: frozenset[int] = frozenset()
+    awaited: Awaited = NOBODY
     names: tuple[str, ...] = ()
 
     @classmethod
@@ -48,10 +50,11 @@ class StepInputs:
         return cls(
             roles=tuple(_role(node, item) for node, item in zip(nodes, inputs, strict=True)),
             leaves=frozenset(leaves),
-            accumulating=frozenset(index for index, item in leaves.items() if item.grad is not None),
+            accumulating=frozenset(index for index, item in leaves.items() if _holds_gradient(item)),
             trained=tuple(map(weakref.ref, leaves.values())),
             storages=tuple(map(_storage_bytes, inputs)),
             cast_once=frozenset(index for index, item in leaves.items() if _autocast_keeps(item)),
+            awaited=awaited(leaves),
             names=tuple(
                 _name(str(node.target), _role(node, item)) for node, item in zip(nodes, inputs, strict=True)
             ),
@@ -59,10 +62,9 @@ class StepInputs:
 
     def present_gradients(self) -> Iterator[int]:
         """The bytes of the gradients that are there."""
-        for ref in self.trained:
-            gradient = getattr(ref(), "grad", None)
-            if gradient is not None:
-                yield gradient.numel() * gradient.element_size()
+        for leaf in (ref() for ref in self.trained):
+            if leaf is not None and leaf.grad is not None and _holds_gradient(leaf):
+                yield leaf.grad.numel() * leaf.grad.element_size()
 
     def widen(self, primals: Sequence[fx.Node]) -> None:
         """Let fake inputs be as large as what they look at: torch traces some parts as if they were all."""
@@ -92,6 +94,11 @@ def _role(node: fx.Node, item: Any) -> str:
     if isinstance(item, torch.nn.Parameter):
         return "parameter"
     return "buffer" if "_buffers_" in node.name else "input"
+
+
+def _holds_gradient(leaf: torch.Tensor) -> bool:
+    """Whether a leaf has a gradient that takes bytes of its own."""
+    return leaf.grad is not None and not in_bucket(leaf.grad)
 
 
 def _autocast_keeps(leaf: torch.Tensor) -> bool:

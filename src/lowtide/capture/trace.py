@@ -25,16 +25,17 @@ compiler is going to hold images with their channels last.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from ..torch_state.autocast_state import State
+from .awaited import NOBODY
 from .fx_nodes import depends_on, mark_backward, mutations
 from .known_kernels import KnownKernels
-from .rewrites import accumulate, batchnorm, dropout
+from .rewrites import accumulate, batchnorm, dropout, handing
 from .rewrites.autocast import cast_inside, cast_once
 from .rewrites.channels_last_inputs import copy_channels_last_once
 from .rewrites.common import (
@@ -64,7 +65,8 @@ class Trace:
     """The joint graph of one step.
 
     `roles` gives for each primal what it is (`parameter`, `buffer`, `input`); `expected` are the tangents
-    that the plan counts on.
+    that the plan counts on. `accumulating` are the primals that have a gradient already, `awaited` the places
+    of those whose new gradient is handed over as soon as it is complete.
     """
 
     module: fx.GraphModule
@@ -76,6 +78,8 @@ class Trace:
     expected: list[fx.Node]
     device: torch.device
     mutated: set[fx.Node] = field(default_factory=set)
+    accumulating: list[fx.Node] = field(default_factory=list)
+    awaited: frozenset[int] = frozenset()
 
     @property
     def graph(self) -> fx.Graph:
@@ -114,6 +118,8 @@ def make_trace(joint: fx.GraphModule, inputs: StepInputs, manner: Manner, *, for
     tokens = len(primals) - len(inputs.roles)  # torch puts one in front for each kind of effect
     if tokens < 0:  # it merged inputs, so what is known of each does not apply
         inputs, tokens = StepInputs(), len(primals)
+    if tokens or manner.compiled:  # effects come with results of their own; compiled code has no pauses
+        inputs = replace(inputs, awaited=NOBODY)
     separate_tangents(tangents)
     expected = _expected(tangents, manner.differentiate)
     device = device_of(joint.graph)
@@ -138,6 +144,10 @@ def make_trace(joint: fx.GraphModule, inputs: StepInputs, manner: Manner, *, for
         expected=expected,
         device=device,
         mutated={node.args[0] for node in mutations(joint.graph)},  # type: ignore[misc]
+        accumulating=[]
+        if manner.compiled
+        else [primals[tokens:][place] for place in sorted(inputs.accumulating)],
+        awaited=inputs.awaited.places,
     )
 
 
@@ -159,8 +169,13 @@ class _Weights:
 
     def as_kept(self, graph: fx.Graph, gradients: list[Any]) -> list[Any]:
         """The gradients as autograd keeps them in `.grad`: added to what is there, and laid out so."""
-        added = _accumulated(graph, self.primals, gradients, self.inputs.accumulating)
-        return lay_out(graph, self.primals, added, self.inputs.leaves)
+        waiting = self.inputs.awaited
+        added = _accumulated(graph, self.primals, gradients, self.inputs.accumulating - waiting.places)
+        adding = (
+            self.inputs.accumulating & waiting.gone & _alone(added)
+        )  # by autograd, whatever their strides
+        laid_out = lay_out(graph, self.primals, added, self.inputs.leaves - adding)
+        return handing.insert(graph, laid_out, sorted(waiting.gone & _alone(laid_out)))
 
 
 def _rewrite(
@@ -204,12 +219,16 @@ def _accumulated(
     graph: fx.Graph, primals: list[fx.Node], gradients: list[Any], accumulating: frozenset[int]
 ) -> list[Any]:
     """The gradients, those of the given primals replaced by what is left after adding them."""
-    uses = Counter(gradient for gradient in gradients if isinstance(gradient, fx.Node))
-    # One node may be the gradient of two primals: added in place for one it would be lost for the other, so
-    # autograd adds those.
-    alone = [index for index in sorted(accumulating) if uses[gradients[index]] == 1]
+    # What is added in place for one primal would be lost for another, so autograd adds those.
+    alone = sorted(accumulating & _alone(gradients))
     added = accumulate.insert(graph, [(primals[index], gradients[index]) for index in alone])
     return [added.get(gradient, gradient) for gradient in gradients]
+
+
+def _alone(gradients: list[Any]) -> set[int]:
+    """The places whose gradient is no other's: one node may be the gradient of two primals."""
+    uses = Counter(gradient for gradient in gradients if isinstance(gradient, fx.Node))
+    return {place for place, gradient in enumerate(gradients) if uses[gradient] == 1}
 
 
 def _results(graph: fx.Graph) -> list[Any]:

@@ -221,8 +221,8 @@ class Capped:
             return False
         if limit(self.options, entry.plan) is None:
             self.say(
-                f"{relative_to(self.options)}: the {format_bytes(entry.state)} of optimizer state that were made "
-                "since then are not in it. lowtide.cap(..., optimizer=optimizer) counts them"
+                f"{relative_to(self.options)}: the {format_bytes(entry.state)} of optimizer state that were "
+                "made since then are not in it. lowtide.cap(..., optimizer=optimizer) counts them"
             )
             return False
         self.say(

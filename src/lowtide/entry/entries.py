@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from .._torch import count_global_hooks, private
+from ..capture.awaited import synchronises
 from ..options import Options
 from ..pipeline.in_flight import BAND, Caller, held_beside
 from ..pipeline.optimizer_steps import changes
@@ -169,7 +170,7 @@ def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
 def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """What a plan depends on besides the model: shapes, dtypes, devices, plain values, autocast and DDP."""
     leaves, spec = private("tree_flatten")((args, kwargs))
-    in_ddp = private("active_ddp")() is not None
+    in_ddp = private("active_ddp")() is not None and (True, synchronises())
     return (present_state(), count_global_hooks(), in_ddp, str(spec), *map(_leaf_key, leaves))
 
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,20 +23,26 @@ from ..capture.fx_nodes import is_item
 from ..capture.lift import Lifted
 from ..capture.rewrites.batchnorm import RECOMPUTED_BY, recomputed_args
 from ..capture.rewrites.dropout import RANDOM
+from ..capture.rewrites.handing import hand_over, is_handing
 from ..capture.trace import Trace
 from ..plans.graph import Graph
 from ..plans.schedule import Drop, Run, Schedule
 from ..torch_state import random_state
+from .hand_over import Groups, Handing
 
 __all__ = ["Pair", "lower"]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The forward and the backward of a step, as AOTAutograd wants them from a partitioner."""
+    """The forward and the backward of a step, as AOTAutograd wants them from a partitioner.
+
+    `groups` are the places of inputs whose gradients the backward hands over on its way, in that order.
+    """
 
     forward: fx.GraphModule
     backward: fx.GraphModule
+    groups: Groups = ()
 
 
 def lower(trace: Trace, lifted: Lifted, schedule: Schedule) -> Pair:
@@ -92,19 +100,29 @@ class _Lowering:
             self.side.state[op] = self.place_state(forward.state[op])
         for tangent in self.trace.tangents:
             self.place(tangent)
-        self.write(self.schedule.backward)
-        self.side.graph.output(tuple(self.result(node) for node in self.trace.gradients))
-        return Pair(self.module(forward.graph), self.module(self.side.graph))
+        handing = Handing(self.trace, self.lifted, self.schedule.backward)
+        self.write(self.schedule.backward, after=partial(self.hand_over, handing))
+        left = [self.result(node) for node in handing.left(self.trace.gradients)]
+        self.side.graph.output(tuple(left))
+        return Pair(self.module(forward.graph), self.module(self.side.graph), tuple(handing.groups))
 
     def module(self, graph: fx.Graph) -> fx.GraphModule:
         return fx.GraphModule(self.trace.module, graph)
 
-    def write(self, steps: tuple[Run | Drop, ...]) -> None:
-        for step in steps:
-            if isinstance(step, Run):
-                self.run(step.op)
-            else:
+    def write(self, steps: tuple[Run | Drop, ...], *, after: Callable[[int], None] | None = None) -> None:
+        for index, step in enumerate(steps):
+            if isinstance(step, Drop):
                 self.forget(step.value)
+            elif not is_handing(self.lifted.node_of[step.op]):
+                self.run(step.op)
+            if after is not None:
+                after(index)
+
+    def hand_over(self, handing: Handing, index: int) -> None:
+        """Hand over the gradients for which the time has come after a step of the backward."""
+        for places, gradients in handing.due(index):
+            found = [self.find(gradient) for gradient in gradients]
+            self.side.graph.call_function(hand_over, (places, found))
 
     def run(self, op: str) -> None:
         """A copy of the op's node; copies of values that are alive already are not taken up."""

@@ -46,6 +46,7 @@ class _Halves:
         self.stage: Lowered | None = None
         self.constants: Mapping[str, Any] = {}
         self.expected: tuple[bool, ...] = ()
+        self.pauses = False
         self.misfits: Misfits | None = None
 
     def partition(
@@ -53,6 +54,7 @@ class _Halves:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         self.stage = lowered(self.asked, joint, num_fwd_outputs)
         self.constants, self.expected = self.stage.captured.constants, self.stage.captured.expected
+        self.pauses = bool(self.stage.groups)
         self.misfits = Misfits.on(self.stage.captured.trace.device)
         return self.stage.forward, self.stage.backward
 
@@ -62,7 +64,8 @@ class _Halves:
 
     def backward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
         assert self.misfits is not None
-        return Backward(self.with_constants(module), self.expected, self.misfits).boxed()
+        made = self.with_constants(module)
+        return Backward(made, self.expected, self.misfits, pauses=self.pauses).boxed()
 
     def inference(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
         self.asked.refuse_inference()

@@ -17,6 +17,7 @@ from ..capture.step_inputs import StepInputs
 from ..devices.optimizers import state_bytes
 from ..options import limit
 from ..plans.planned_step import Plan
+from ..run.handing import Departures
 from ..stages import Asked, Runner
 from .eager_step import eager_runner
 from .in_flight import Call, Caller, keep_account, refuse_if_over
@@ -68,12 +69,16 @@ class RunnableStep:
             return self.runner.run(*args)
         if not self.asked.options.allow_breaks:
             refuse_if_over(self.caller, self.plan)
+        departures = Departures(self.runner.groups) if self.runner.groups else None
+        given = args if departures is None else departures.inputs(args)
         with first_run_unwatched() if self.runner.casts_inside else nullcontext():
-            results = self.runner.run(*args)
-        node = backward_node(results, args)
+            results = self.runner.run(*given)
+        node = backward_node(results, given)
         if node is not None:
             node.set_materialize_grads(False)  # the backward sees which gradients do not come
             self.follow_up(node, args)
+            if departures is not None:
+                node.register_prehook(departures.announce)
         return results
 
     def follow_up(self, node: Any, args: Sequence[Any]) -> None:

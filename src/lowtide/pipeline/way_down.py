@@ -204,7 +204,7 @@ def lower_step(planned: Planned) -> Lowered:
     watch = _watched(planned, pair.backward)
     if captured.asked.compiled:
         hand_over_channels_last(pair.forward, len(captured.trace.outputs))
-    return Lowered(planned, pair.forward, pair.backward, watch)
+    return Lowered(planned, pair.forward, pair.backward, watch, pair.groups)
 
 
 def _watched(planned: Planned, backward: fx.GraphModule) -> Watch:

@@ -21,6 +21,7 @@ from ..capture.kernel_outputs import Outputs, lazily, lazy, outputs_of
 from ..capture.lift import Lifted
 from ..capture.op_signature import signature
 from ..capture.rewrites.accumulate import is_accumulation
+from ..capture.rewrites.handing import is_handing
 from ..devices.allocator import rounded
 from ..devices.table import describe, find_device
 from ..measuring.tracker import live_storages
@@ -45,8 +46,7 @@ def measured_prices(lifted: Lifted, device: torch.device, *, channels_last: bool
             continue
         cost = _price(known, node, device, channels_last=channels_last and is_convolution(node))
         if cost.seconds is None:
-            # An accumulation never runs alone, so that it is guessed says nothing of the prices.
-            guessed += not is_accumulation(node)
+            guessed += not _is_autograds(node)  # which says nothing of the prices
             cost = Price(roofline_seconds(node, find_device(describe_known(device))), 0, None)
         found[op.name] = cost
     known.save()
@@ -156,9 +156,14 @@ def _written(lifted: Lifted, op: Op, outputs: Outputs, device: torch.device) -> 
     return sizes
 
 
+def _is_autograds(node: fx.Node) -> bool:
+    """Whether a node does autograd's work with a gradient, and so never runs alone."""
+    return is_accumulation(node) or is_handing(node)
+
+
 def _try_op(node: fx.Node, device: torch.device, *, channels_last: bool = False) -> Price:
     """Run an op on made-up inputs; an op that refuses them is priced by the roofline instead."""
-    if is_accumulation(node):  # alone it has no gradient to add to
+    if _is_autograds(node):
         return Price(None, 0, None)
     try:
         made: dict[fx.Node, Any] = {}

@@ -13,16 +13,23 @@ from ..capture.rewrites.common import prune_tangents, remove_dead
 from ..errors import UnsupportedBackward
 from .eager import compile_graph
 from .first_run import Misfits, checked
+from .handing import present_departures
 
 __all__ = ["Backward", "CompiledBackward"]
 
 
 class Backward:
-    """The backward's function, in one form per set of gradients that come."""
+    """The backward's function, in one form per set of gradients that come.
 
-    def __init__(self, module: fx.GraphModule, expected: tuple[bool, ...], misfits: Misfits) -> None:
+    Where it hands gradients over on the way, they and all others reach autograd by the call's `Departures`.
+    """
+
+    def __init__(
+        self, module: fx.GraphModule, expected: tuple[bool, ...], misfits: Misfits, *, pauses: bool
+    ) -> None:
         self.module = module
         self.expected = expected
+        self.pauses = pauses
         self.forms: dict[tuple[int, ...], Callable[[list[Any]], Any]] = {
             (): checked(module, "backward", misfits)
         }
@@ -31,10 +38,20 @@ class Backward:
         def backward(args: list[Any]) -> Any:
             refuse_second_backward()
             form = self.form(missing_tangents(args, self.expected))
+            if self.pauses:
+                return self.depart(form(args))
             with private("without_autocast")():  # the trace has its casts
                 return form(args)
 
         return boxed(backward)
+
+    def depart(self, paused: Any) -> list[None]:
+        """Leave a backward that pauses to the gates of its call; nothing is returned but in their way."""
+        departures = present_departures()
+        assert departures is not None
+        (output,) = self.module.graph.find_nodes(op="output")
+        departures.begin(paused)
+        return [None] * len(output.args[0])
 
     def form(self, missing: tuple[int, ...]) -> Callable[[list[Any]], Any]:
         if missing not in self.forms:

@@ -1,7 +1,8 @@
 """The eager executor: a graph as straight-line Python that frees every value after its last use.
 
 The function takes its arguments as one list and empties it, so that nothing outside holds on to a value
-that the schedule drops. One line per node; no interpreter, no lookups.
+that the schedule drops. One line per node; no interpreter, no lookups. Where gradients are handed over on the
+way, it is a generator: it yields each group as a list, for its caller to empty, and returns the rest.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import fx
 
 from .._torch import boxed, private, private_of
+from ..capture.rewrites.handing import is_handing
 
 __all__ = ["compile_graph", "source_of"]
 
@@ -74,13 +76,17 @@ class _Writer:
             return []
         if node.op == "output":
             return [f"    return [{', '.join(self.text(item) for item in node.args[0])}]"]  # type: ignore[union-attr]
+        unnamed = is_handing(node)
+        dead = [gone.name for gone in self.dying.get(node, ()) if gone is not node or not unnamed]
+        freed = [f"    del {', '.join(dead)}"] if dead else []
+        if unnamed:
+            return [f"    handed = {self.text(node.args[1])}", *freed, "    yield handed"]
         lines = [f"    {node.name} = {self.call(node)}"]
         if self.look is not None and self.look.wanted(node):
             reads = "".join(f"{parent.name}, " for parent in node.all_input_nodes)
             shown = f"{self.constant(node, 'node')}, {node.name}, ({reads})"
             lines.append(f"    {self.constant(self.look, 'look')}({shown})")
-        dead = [gone.name for gone in self.dying.get(node, ())]
-        return [*lines, f"    del {', '.join(dead)}"] if dead else lines
+        return lines + freed
 
     def call(self, node: fx.Node) -> str:
         if node.op == "get_attr":

@@ -13,6 +13,7 @@ from torch import fx
 
 from ..._torch import private_of
 from ..fx_nodes import depends_on, has_effect, is_mutation, mutations, storage_of, tensors_of
+from .handing import is_handing
 from .random_draws import is_drawn_in_backward, is_idle_draw
 
 __all__ = [
@@ -273,7 +274,7 @@ def prune_tangents(graph: fx.Graph, missing: Sequence[fx.Node], tangents: Sequen
     for node in list(graph.nodes):
         parents = [parent for parent in node.all_input_nodes if parent in backward]
         absent = [parent for parent in parents if parent in gone]
-        if not absent or node.op == "output":
+        if not absent or node.op == "output" or is_handing(node):
             continue
         if len(absent) == len(parents):
             gone.add(node)
@@ -282,8 +283,9 @@ def prune_tangents(graph: fx.Graph, missing: Sequence[fx.Node], tangents: Sequen
         else:
             for parent in absent:
                 node.replace_input_with(parent, _zeros_before(graph, node, parent))
-    (output,) = graph.find_nodes(op="output")
-    output.args = fx.map_arg(output.args, lambda node: None if node in gone else node)
+    for node in graph.nodes:
+        if node.op == "output" or is_handing(node):
+            node.args = fx.map_arg(node.args, lambda parent: None if parent in gone else parent)
     look_through_views(graph)
     _leave_draws_out(graph, gone, backward)
 
