@@ -91,9 +91,16 @@ def test_gradients_that_ddp_does_not_exchange(process_group):
     assert same(gradients(model), gradients(plain))
 
 
-def test_ddp_itself_is_not_capped_but_what_it_wraps(process_group):
-    with pytest.raises(lowtide.LowtideError, match=r"DistributedDataParallel\(lowtide\.cap"):
-        lowtide.cap(in_ddp(wide()), "1GiB")
+def test_of_ddp_the_module_inside_is_capped(process_group):
+    outer = in_ddp(wide())
+    assert lowtide.cap(outer, "90%") is outer
+    outer(torch.randn(512, 256)).backward()
+    plan = lowtide.plan_of(outer)
+    assert plan is lowtide.plan_of(outer.module)
+    assert plan.peak <= plan.budget < plan.uncapped.peak
+    lowtide.uncap(outer)
+    with pytest.raises(lowtide.LowtideError, match="not capped"):
+        lowtide.plan_of(outer.module)
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)

@@ -28,7 +28,7 @@ from ..stages import Asked
 from ..units import Budget
 from .capped import Capped
 from .entries import fresh
-from .in_place import capped_of, put, remove, replaced
+from .in_place import called_by, capped_of, put, remove, replaced
 from .whole_steps import refuse_lazy, refuse_part, refuse_what_is_not_captured
 
 __all__ = ["cap", "plan", "plan_of", "uncap"]
@@ -51,8 +51,9 @@ def cap(
 
     The budget is the whole peak on the device, in bytes or as in "8GiB", "60%" (of the step's uncapped peak),
     "90% of device" (of its memory), "free", "min". The plan is made at the first training call, for that
-    batch's shapes. A plain callable is returned wrapped. A copy of a capped module, by `copy.deepcopy` or
-    pickling, is not capped.
+    batch's shapes. A plain callable is returned wrapped. Of DistributedDataParallel the module inside is
+    capped, before or after it is wrapped. A copy of a capped module, by `copy.deepcopy` or pickling, is not
+    capped.
 
     The executor "eager" runs the plan op by op: gradients, buffers and random state are bitwise those of the
     same step keeping everything. "inductor" compiles it into the fused kernels of torch.compile: the peak is
@@ -72,7 +73,12 @@ def cap(
         raise LowtideError(f"cap takes a module or a function, not a {type(model).__name__}")
     if not isinstance(model, torch.nn.Module):
         return _wrap(model, chosen)  # type: ignore[no-any-return]
-    _refuse_wrappers(model)
+    _cap_module(called_by(model), chosen)
+    return model
+
+
+def _cap_module(model: torch.nn.Module, chosen: Options) -> None:
+    _refuse_what_cannot_hold_one(model)
     inner = [name for name, part in model.named_modules() if name and capped_of(part) is not None]
     if inner:
         raise LowtideError(f"{inner[0]!r} inside this model is capped already; lowtide.uncap it first")
@@ -89,18 +95,12 @@ def cap(
     capped = Capped(_call_of(model), chosen, module=model)
     put(model, capped)
     watch(capped)
-    return model
 
 
-def _refuse_wrappers(model: torch.nn.Module) -> None:
+def _refuse_what_cannot_hold_one(model: torch.nn.Module) -> None:
     """Refuse what cannot hold a cap: it would be lost, or end in an error at the first call."""
     if isinstance(model, torch.jit.ScriptModule):
         raise LowtideError("a model of torch.jit cannot be captured; cap the module that it was made from")
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise LowtideError(
-            "cap the module and wrap it then, as in DistributedDataParallel(lowtide.cap(model, ...)): what "
-            "DDP does around the module cannot be captured"
-        )
 
 
 def _call_of(module: torch.nn.Module) -> Callable[..., Any]:
@@ -135,7 +135,7 @@ def uncap(model: F) -> F:
         raise LowtideError("this model is not capped: there is nothing to undo")
     forget(capped)
     if isinstance(model, torch.nn.Module):
-        remove(model)
+        remove(called_by(model))
         return model
     return capped.function  # type: ignore[return-value]
 

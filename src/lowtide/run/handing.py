@@ -81,16 +81,25 @@ class Departures:
         """The gradients of a group: the backward runs until they are there."""
         if self.paused is None:
             return [None] * len(self.places(number))  # no gradient of an output has come
+        gradients: list[Any] = []
         with private("without_autocast")():  # the trace has its casts
-            try:
-                while self.passed < number:
-                    next(self.paused).clear()
-                    self.passed += 1
-                handed = next(self.paused)
-                self.passed += 1
-            except StopIteration as ended:
-                self.paused = None
-                return [ended.value[place] for place in self.places(number)]
+            while self.paused is not None and (self.passed <= number or self.is_last(number)):
+                gradients = self.run_on() or gradients
+        return gradients
+
+    def is_last(self, number: int) -> bool:
+        """Whether no gate comes after this one, so that the backward has to end with it."""
+        return number == len(self.groups) - (not self.others)
+
+    def run_on(self) -> list[Any]:
+        """Let the backward run to its next pause, or to its end, and take what it hands over."""
+        assert self.paused is not None
+        try:
+            handed = next(self.paused)
+        except StopIteration as ended:
+            self.paused = None
+            return [ended.value[place] for place in self.others]
+        self.passed += 1
         gradients = list(handed)
         handed.clear()  # the paused function holds the list, and autograd keeps what nobody else holds
         return gradients

@@ -1,0 +1,32 @@
+"""Two ranks under DDP: on each the weights of the plain loop, and the peak that its plan says."""
+
+import json
+
+import pytest
+
+from distributed_ranks import run_ranks
+
+SCENARIOS = ("plain", "bucket views", "no_sync", "views, no_sync", "capped behind the wrapper")
+UNLIKE = "other shapes on each rank"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    run_ranks("ddp_ranks.py", str(folder))
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("scenario", [*SCENARIOS, UNLIKE])
+def test_each_rank_trains_as_without_a_cap(ranks, scenario):
+    for rank in ranks:
+        found = rank[scenario]
+        assert found["same"]
+        assert found["measured"] <= found["predicted"] < found["uncapped"]
+    assert ranks[0][scenario]["sum"] == ranks[1][scenario]["sum"]
+
+
+def test_ranks_with_other_shapes_have_plans_of_their_own(ranks):
+    assert ranks[0][UNLIKE]["predicted"] > ranks[1][UNLIKE]["predicted"]
