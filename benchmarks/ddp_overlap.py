@@ -3,10 +3,10 @@
 python benchmarks/ddp_overlap.py            # appends to results/ddp_overlap.jsonl
 python benchmarks/ddp_overlap.py --print    # appends nothing
 
-A transformer under DistributedDataParallel, plain and capped, in one run: on a GPU by one rank over NCCL, else
-by two over gloo. A communication hook notes when it is called for each bucket; on a GPU it records an event of
-the stream that computes, so that the share is of the device's time, not of the launches'. `same` says that the
-weights after all steps are those of the plain loop, bit for bit.
+A transformer under DistributedDataParallel, plain and capped, in one run: on a GPU by one rank over NCCL,
+else by two over gloo. A communication hook notes when it is called for each bucket; on a GPU it records an
+event of the stream that computes, so that the share is of the device's time, not of the launches'. `same`
+says that the weights after all steps are those of the plain loop, bit for bit.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def row(budget: str | None, device: torch.device, views: bool) -> tuple[dict[str
     outer = DistributedDataParallel(model, bucket_cap_mb=25 if on_gpu else 0.1, gradient_as_bucket_view=views)
     clock = Clock(device)
 
-    def hook(state: object, bucket: Any) -> Any:
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP takes no other annotations than its own
         clock.note()
         buffer = bucket.buffer().div_(torch.distributed.get_world_size())
         return torch.distributed.all_reduce(buffer, async_op=True).get_future().then(lambda f: f.value()[0])
