@@ -436,3 +436,29 @@ def test_the_number_that_a_loss_outside_of_the_model_is_counts():
     model = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(64, 64), nn.GELU())))
     found = lowtide.verify(model, torch.randn(256, 64), budget="min", loss=torch.mean)
     assert found.ok, found
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x):
+        y = torch.tanh(self.body(x))
+        return self.left(y), self.right(y)
+
+
+@pytest.mark.parametrize("budget", ["100%", "min"])
+def test_losses_in_turn_on_two_heads_accumulate(budget):
+    """The gradients of one head do not come while those of the last steps are there."""
+
+    def accumulated(budget):
+        torch.manual_seed(0)
+        model = TwoHeads()
+        if budget is not None:
+            lowtide.cap(model, budget)
+        for turn in range(4):
+            model(torch.ones(5, 8))[turn % 2].sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    assert all(map(torch.equal, accumulated(budget), accumulated(None)))

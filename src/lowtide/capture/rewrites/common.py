@@ -13,6 +13,7 @@ from torch import fx
 
 from ..._torch import private_of
 from ..fx_nodes import depends_on, has_effect, is_mutation, mutations, storage_of, tensors_of
+from .accumulate import is_accumulation
 from .handing import is_handing
 from .random_draws import is_drawn_in_backward, is_idle_draw
 
@@ -283,9 +284,11 @@ def prune_tangents(graph: fx.Graph, missing: Sequence[fx.Node], tangents: Sequen
         else:
             for parent in absent:
                 node.replace_input_with(parent, _zeros_before(graph, node, parent))
-    for node in graph.nodes:
+    for node in list(graph.nodes):
         if node.op == "output" or is_handing(node):
             node.args = fx.map_arg(node.args, lambda parent: None if parent in gone else parent)
+    for node in filter(is_accumulation, gone):
+        graph.erase_node(node)
     look_through_views(graph)
     _leave_draws_out(graph, gone, backward)
 
