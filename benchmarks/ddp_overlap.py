@@ -12,6 +12,7 @@ says that the weights after all steps are those of the plain loop, bit for bit.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -28,8 +29,10 @@ import lowtide
 from commit import commit
 
 RESULTS = Path(__file__).parent / "results" / "ddp_overlap.jsonl"
-TOOLS = (None, "100%", "70%", "50%", "min")
-STEPS = 8
+TOOLS = (None, None, "100%", "80%", "60%", "min")
+"""The budgets; plain twice, to see whether its weights come out the same."""
+
+STEPS = 12
 
 
 class Model(nn.Module):
@@ -134,7 +137,12 @@ def work(rank: int, world: int, store: str, printed_only: bool) -> None:
     for views in (False, True):
         plain: list[torch.Tensor] = []
         for budget in TOOLS:
-            facts, weights = row(budget, device, views)
+            gc.collect()  # DDP and its module refer to each other
+            try:
+                facts, weights = row(budget, device, views)
+            except lowtide.BudgetTooSmall as error:
+                print(error)
+                continue
             plain = plain or weights
             facts |= {"same": all(map(torch.equal, weights, plain)), "ranks": world, "device": name}
             facts |= {"torch": torch.__version__, "commit": commit()}
