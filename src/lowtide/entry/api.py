@@ -28,7 +28,7 @@ from ..stages import Asked
 from ..units import Budget
 from .capped import Capped
 from .entries import fresh
-from .in_place import capped_of, put, remove, replaced
+from .in_place import capped_of, inside_fabric, put, remove, replaced
 from .whole_steps import refuse_lazy, refuse_part, refuse_what_is_not_captured
 
 __all__ = ["cap", "plan", "plan_of", "uncap"]
@@ -72,7 +72,14 @@ def cap(
         raise LowtideError(f"cap takes a module or a function, not a {type(model).__name__}")
     if not isinstance(model, torch.nn.Module):
         return _wrap(model, chosen)  # type: ignore[no-any-return]
-    _refuse_wrappers(model)
+    inside = inside_fabric(model)
+    _refuse_wrappers(inside)
+    cap_in_place(inside, chosen)
+    return model
+
+
+def cap_in_place(model: torch.nn.Module, options: Options) -> Capped:
+    """Let the calls of a module go through plans."""
     inner = [name for name, part in model.named_modules() if name and capped_of(part) is not None]
     if inner:
         raise LowtideError(f"{inner[0]!r} inside this model is capped already; lowtide.uncap it first")
@@ -86,10 +93,10 @@ def cap(
             "this model is compiled in place already (model.compile()); cap it instead of compiling it, or "
             'compile it with backend="lowtide"'
         )
-    capped = Capped(_call_of(model), chosen, module=model)
+    capped = Capped(_call_of(model), options, module=model)
     put(model, capped)
     watch(capped)
-    return model
+    return capped
 
 
 def _refuse_wrappers(model: torch.nn.Module) -> None:
@@ -101,6 +108,19 @@ def _refuse_wrappers(model: torch.nn.Module) -> None:
             "cap the module and wrap it then, as in DistributedDataParallel(lowtide.cap(model, ...)): what "
             "DDP does around the module cannot be captured"
         )
+    if trains_by_method(model):
+        raise LowtideError(
+            f"{type(model).__name__} is a LightningModule: its Trainer calls training_step, which goes past a cap "
+            "on the module. Leave the module as it is and cap its step, as in lightning.Trainer(callbacks="
+            '[lowtide.integrations.lightning.Cap("8GiB")]); in a loop of your own, cap the network inside of '
+            "it or a function that calls it"
+        )
+
+
+def trains_by_method(model: torch.nn.Module) -> bool:
+    """Whether a module is a LightningModule that has a training step of its own."""
+    base: Any = next((kind for kind in type(model).__mro__ if kind.__name__ == "LightningModule"), None)
+    return base is not None and type(model).training_step is not base.training_step
 
 
 def _call_of(module: torch.nn.Module) -> Callable[..., Any]:
@@ -135,7 +155,7 @@ def uncap(model: F) -> F:
         raise LowtideError("this model is not capped: there is nothing to undo")
     forget(capped)
     if isinstance(model, torch.nn.Module):
-        remove(model)
+        remove(inside_fabric(model))
         return model
     return capped.function  # type: ignore[return-value]
 

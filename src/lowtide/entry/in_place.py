@@ -19,7 +19,19 @@ from .._torch import private_of, set_private
 from ..errors import LowtideError
 from .capped import Capped
 
-__all__ = ["capped_of", "put", "remove", "replaced"]
+__all__ = ["capped_of", "inside_fabric", "put", "remove", "replaced"]
+
+
+def inside_fabric(model: Any) -> Any:
+    """The module that Lightning's Fabric calls in a model of `fabric.setup`; other models as they are.
+
+    Fabric's module converts the batch, enters autocast and puts hooks on the outputs, which torch cannot
+    capture, and it sets on the module inside whatever is set on itself.
+    """
+    if type(model).__name__ != "_FabricModule":  # by its name: Lightning may not be installed
+        return model
+    inside = vars(model)["_modules"]["_forward_module"]
+    return inside.module if isinstance(inside, torch.nn.parallel.DistributedDataParallel) else inside
 
 
 def put(model: torch.nn.Module, capped: Capped) -> None:
@@ -42,6 +54,7 @@ def remove(model: torch.nn.Module) -> None:
 
 def capped_of(model: Any) -> Capped | None:
     """The cap in force on a module or a function, None where there is none."""
+    model = inside_fabric(model)
     if not isinstance(model, torch.nn.Module):
         found = getattr(model, "__lowtide__", None)
         return found if isinstance(found, Capped) else None
@@ -56,6 +69,7 @@ def capped_of(model: Any) -> Capped | None:
 
 def replaced(model: Any) -> Capped | None:
     """The cap whose place something else has taken, as `torch.nn.Module.compile` does."""
+    model = inside_fabric(model)
     if not isinstance(model, torch.nn.Module):
         return None
     capped = vars(model).get("__lowtide__")
