@@ -70,7 +70,9 @@ class DeferredCalls:
 def _stand_in(noted: list[Any], owner: Any, method: str, *, copied: bool) -> Callable[..., Any]:
     def note(*args: Any, **kwargs: Any) -> Later:  # traced by torch: plain Python over lists and dicts
         later = Later(len(noted))
-        as_it_is = copied and kwargs.get("enable_graph", False)  # Lightning's word for a value to differentiate
+        as_it_is = copied and kwargs.get(
+            "enable_graph", False
+        )  # Lightning's word for a value to differentiate
         if not as_it_is:
             args = tuple([_of_now(value, copied=copied) for value in args])
             kwargs = {name: _of_now(value, copied=copied) for name, value in kwargs.items()}

@@ -130,7 +130,9 @@ class Cap(Callback):  # type: ignore[misc]
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Take the cap away, as training is over."""
         if self.step is not None and self.measured is not None and self.plan is not None:
-            log.info("measured: peak %s, planned %s", format_bytes(self.measured), format_bytes(self.plan.peak))
+            log.info(
+                "measured: peak %s, planned %s", format_bytes(self.measured), format_bytes(self.plan.peak)
+            )
         self.remove(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

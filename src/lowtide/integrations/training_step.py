@@ -83,7 +83,7 @@ class TrainingStep:
             with self.deferred.noting():
                 output, noted = self.capped(batch)
         except CaptureError as error:
-            self.give_up(str(error))
+            self.give_up(str(error).partition(" A byte cap")[0].rstrip("."))
             return self.cap_network_of(batch, *other)
         output = self.deferred.call(output, noted)
         return self.note_captures(output)
@@ -239,7 +239,9 @@ def _told_of_first_call(module: torch.nn.Module, tell: Callable[[torch.nn.Module
 
     for part in candidates:
         if private_of(part, "compiled_call") is not None:
-            raise LowtideError(f"{_path(module, part)} is compiled in place already; cap it instead of compiling it")
+            raise LowtideError(
+                f"{_path(module, part)} is compiled in place already; cap it instead of compiling it"
+            )
         set_private(part, "compiled_call", stand_in(part))
     try:
         yield

@@ -28,6 +28,7 @@ __all__ = [
     "present_state",
     "seen",
     "seen_for",
+    "stepped_since_call",
     "watch",
 ]
 
@@ -144,6 +145,13 @@ def seen_for(
         optimizer = one.optimizer()
         if optimizer is not None and one.steps and (device.type == "cuda" or _trains(optimizer, own)):
             yield one, optimizer
+
+
+def stepped_since_call(capped: Capped) -> bool:
+    """Whether an optimizer of what something capped trains has stepped since its last call."""
+    stepped = [one for one in list(_seen.values()) if capped.calls and one.calls.get(capped) == capped.calls]
+    own = set(map(id, capped.trained())) if stepped else set()
+    return any(_trains(optimizer, own) for one in stepped if (optimizer := one.optimizer()) is not None)
 
 
 def present_state(announced: Any, trained: Iterable[torch.Tensor]) -> list[torch.Tensor]:
