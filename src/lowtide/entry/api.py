@@ -110,17 +110,18 @@ def _refuse_wrappers(model: torch.nn.Module) -> None:
         )
     if trains_by_method(model):
         raise LowtideError(
-            f"{type(model).__name__} is a LightningModule: its Trainer calls training_step, which goes past a "
-            "cap on the module. Leave the module as it is and cap its step, as in lightning.Trainer(callbacks="
-            '[lowtide.integrations.lightning.Cap("8GiB")]); in a loop of your own, cap the network inside of '
-            "it, or a function that calls it"
+            f"{type(model).__name__} is a LightningModule: its Trainer calls training_step, which goes past "
+            "a cap on the module. Cap the step instead, as in lightning.Trainer(callbacks=[lowtide."
+            'integrations.lightning.Cap("8GiB")]); in a loop of your own, cap the network inside of it, or a '
+            "function that calls it"
         )
 
 
 def trains_by_method(model: torch.nn.Module) -> bool:
     """Whether a module is a LightningModule that has a training step of its own."""
-    base: Any = next((kind for kind in type(model).__mro__ if kind.__name__ == "LightningModule"), None)
-    return base is not None and getattr(type(model), "training_step") is not base.training_step
+    own: Any = type(model)
+    base: Any = next((kind for kind in own.__mro__ if kind.__name__ == "LightningModule"), None)
+    return base is not None and own.training_step is not base.training_step
 
 
 def _call_of(module: torch.nn.Module) -> Callable[..., Any]:

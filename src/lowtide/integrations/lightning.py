@@ -66,7 +66,9 @@ class Cap(Callback):  # type: ignore[misc]
         self.part = module
         self.writes_report = report
         self.measured: int | None = None
+        self.last_plan: Plan | None = None
         self.step: TrainingStep | None = None
+        self.counted: list[Any] = []
         self.peak = StepPeak()
         self.to_measure = 0
         self.folder = Path()
@@ -74,12 +76,13 @@ class Cap(Callback):  # type: ignore[misc]
     @property
     def plan(self) -> Plan | None:
         """The plan of the last training step; None before the first one."""
-        return None if self.step is None else self.step.plan
+        return self.last_plan if self.step is None else self.step.plan
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Cap the step: its optimizers are there now."""
         _refuse(trainer, pl_module)
-        counted = self.options.optimizer or list(trainer.optimizers) or None
+        self.counted = list(trainer.optimizers)
+        counted = self.options.optimizer or self.counted or None
         self.step = TrainingStep(pl_module, replace(self.options, optimizer=counted), part=self.part)
         self.folder = Path(trainer.log_dir or trainer.default_root_dir)  # asked of every process
         self.to_measure = 0
@@ -144,9 +147,14 @@ class Cap(Callback):  # type: ignore[misc]
         self.remove(trainer)
 
     def remove(self, trainer: Any) -> None:
+        """Let everything be as before; only the plan is kept, and nothing that holds the optimizers."""
         self.peak.end()
-        if vars(trainer.strategy).pop("training_step", None) is not None and self.step is not None:
-            self.step.remove()
+        if self.step is None:
+            return
+        self.last_plan, step, self.step = self.step.plan, self.step, None
+        vars(trainer.strategy).pop("training_step", None)
+        step.remove()
+        self.counted.clear()  # torch keeps what it compiled for a while, and that these options
 
 
 def _refuse(trainer: Any, module: Any) -> None:

@@ -13,7 +13,7 @@ __all__ = ["StepPeak"]
 
 
 class StepPeak:
-    """Measures from `begin` to `end`: on CUDA by the allocator, whose peak is reset, on the CPU by a tracker."""
+    """Measures from `begin` to `end`: by CUDA's allocator, whose peak is reset, or a tracker of the CPU's."""
 
     def __init__(self) -> None:
         self.device: torch.device | None = None

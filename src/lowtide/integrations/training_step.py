@@ -126,8 +126,8 @@ class TrainingStep:
         self.capped = cap_in_place(network, self.options)
         self.captured = 0
         log.warning(
-            f"{self.name} is not planned as a whole: {self.reason}. Its network {name} is capped instead; of what "
-            "the step does outside of it, the plan knows only what outside= sets aside"
+            f"{self.name} is not planned as a whole: {self.reason}. Its network {name} is capped instead; of "
+            "what the step does outside of it, the plan knows only what outside= sets aside"
         )
 
     def refuse(self, finding: str) -> NoReturn:
@@ -144,11 +144,13 @@ class TrainingStep:
         return getattr(self.step, "__qualname__", "training_step")
 
     def remove(self) -> None:
-        """Take the cap away."""
-        if self.capped is not None and self.capped.module is not None:
+        """Take the cap away, with its plans."""
+        if self.capped is None:
+            return
+        if self.capped.module is not None:
             uncap(self.capped.module)
-        elif self.capped is not None:
-            forget(self.capped)
+        forget(self.capped)
+        self.capped.entries.clear()
 
 
 class _WholeStep(Capped):
@@ -193,8 +195,8 @@ def _refuse_what_is_capped(module: torch.nn.Module) -> None:
     inner = [name for name, part in module.named_modules() if capped_of(part) is not None]
     if inner:
         raise LowtideError(
-            f"{inner[0] or type(module).__name__!r} is capped already, and a step has one budget: lowtide.uncap it, "
-            "or leave the callback out"
+            f"{inner[0] or type(module).__name__!r} is capped already, and a step has one budget: "
+            "lowtide.uncap it, or leave the callback out"
         )
 
 
@@ -250,7 +252,7 @@ def _told_of_first_call(module: torch.nn.Module, tell: Callable[[torch.nn.Module
 
 
 def _called_parts(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """The parts of a module that its own code can call: its children, or what is in a list or a dict of them."""
+    """The parts of a module that its code can call: its children, and those in lists and dicts of them."""
     for child in module.children():
         if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
             yield from _called_parts(child)
