@@ -49,7 +49,8 @@ class Cap(Callback):  # type: ignore[misc]
 
     `module` names the part of the LightningModule to cap, where its whole `training_step` is not to be.
     `report` says whether to write the plan as `lowtide.html` beside the logs. The trainer's optimizers are
-    counted. `plan` is the plan of the last step, `measured` the peak of the last one that was measured.
+    counted. `plan` is the plan of the last step; `measured` is the peak of the last one that was measured,
+    and `measured_plan` the plan of that.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Cap(Callback):  # type: ignore[misc]
         self.part = module
         self.writes_report = report
         self.measured: int | None = None
+        self.measured_plan: Plan | None = None
         self.last_plan: Plan | None = None
         self.step: TrainingStep | None = None
         self.counted: list[Any] = []
@@ -115,15 +117,15 @@ class Cap(Callback):  # type: ignore[misc]
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Tell the peak of the step, where it was measured."""
-        peak, plan = self.peak.end(), self.plan
-        if peak is None or plan is None:
+        taken, plan = self.peak.end(), self.plan
+        if taken is None or plan is None:
             return
-        self.measured = peak
+        self.measured, self.measured_plan = taken.peak, plan
         if trainer.is_global_zero and not trainer.fast_dev_run:
-            found = {"lowtide/planned_peak_bytes": plan.peak, "lowtide/measured_peak_bytes": peak}
+            found = {"lowtide/planned_peak_bytes": plan.peak, "lowtide/measured_peak_bytes": taken.peak}
             for logger in trainer.loggers:
                 logger.log_metrics(found, step=trainer.global_step)
-            self.write_report(plan, Measurement(peak, 0.0))
+            self.write_report(plan, taken)
 
     def write_report(self, plan: Plan, measured: Measurement) -> None:
         if self.writes_report:
@@ -132,10 +134,9 @@ class Cap(Callback):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Take the cap away, as training is over."""
-        if self.step is not None and self.measured is not None and self.plan is not None:
-            log.info(
-                "measured: peak %s, planned %s", format_bytes(self.measured), format_bytes(self.plan.peak)
-            )
+        if self.measured is not None and self.measured_plan is not None:
+            planned = format_bytes(self.measured_plan.peak)
+            log.info("measured: peak %s, planned %s", format_bytes(self.measured), planned)
         self.remove(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:

@@ -229,5 +229,5 @@ def _went_past(capped: Capped) -> str:
         return told + "it is in eval mode, where it runs plainly; model.train() before the training step"
     return told + (
         "only calls of what was capped are planned, as in model(x); not model.forward(x), not its parts or "
-        "methods (a training_step, as Lightning calls it). Cap what the training step calls"
+        "methods. Cap what the training step calls"
     )
