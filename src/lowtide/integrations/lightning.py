@@ -165,10 +165,11 @@ def _refuse(trainer: Any, module: Any) -> None:
             f"{kinds[0]} shards or moves what a plan counts; Cap takes trainers on one device, or with "
             'strategy="ddp"'
         )
-    if module._compiler_ctx is not None:
+    if "training_step" in vars(module):
         raise LowtideError(
-            "this LightningModule was compiled by torch.compile; hand the module itself to the Trainer, and "
-            'cap it with Cap(..., executor="inductor") for fused kernels'
+            "something else is in the place of this module's training_step, as torch.compile(module) puts "
+            "it there; hand the module itself to the Trainer, and "
+            'Cap(..., executor="inductor") for fused kernels'
         )
 
 
@@ -189,7 +190,8 @@ def _in_place_of(module: Any, name: str, function: Any) -> Iterator[None]:
 def _zero_early(trainer: Any, module: Any) -> None:
     """Zero the gradients that Lightning would zero between this step's forward and its backward."""
     loop = trainer.fit_loop.epoch_loop
-    if not module.automatic_optimization or loop.automatic_optimization._skip_backward:
+    # stochastic weight averaging lets a last epoch run without a backward (seen in Lightning 2.6)
+    if not module.automatic_optimization or vars(loop.automatic_optimization).get("_skip_backward"):
         return
     if loop.batch_idx % trainer.accumulate_grad_batches == 0 and not _is_looked_at(trainer, module):
         trainer.optimizers[0].zero_grad()

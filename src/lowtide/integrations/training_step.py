@@ -39,6 +39,7 @@ class TrainingStep:
         self.capped: Capped | None = None
         self.whole = False
         self.captured = 0
+        self.shapes = 0
         self.anew = 0
         self.reason = ""
         _refuse_what_is_capped(module)
@@ -91,10 +92,10 @@ class TrainingStep:
     def note_captures(self, output: Any) -> Any:
         """Count how often the step was captured: a whole step may read what changes from batch to batch."""
         assert self.capped is not None
-        entries = self.capped.entries.values()
-        before, self.captured = self.captured, sum(len(entry.parts) for entry in entries)
-        shapes = sum(1 for entry in entries if entry.parts)
-        again = self.captured > before and self.captured > shapes
+        parts = [len(entry.parts) for entry in self.capped.entries.values()]
+        new_shape = len(parts) > self.shapes
+        again = sum(parts) > self.captured and not new_shape
+        self.captured, self.shapes = sum(parts), len(parts)
         self.anew = self.anew + 1 if again else 0
         if self.whole and self.anew == PATIENCE:
             self.give_up(
@@ -124,7 +125,7 @@ class TrainingStep:
         if left:
             self.refuse(f"and {name} is only a part of what it trains")
         self.capped = cap_in_place(network, self.options)
-        self.captured = 0
+        self.captured = self.shapes = 0
         log.warning(
             f"{self.name} is not planned as a whole: {self.reason}. Its network {name} is capped instead; of "
             "what the step does outside of it, the plan knows only what outside= sets aside"
