@@ -68,13 +68,14 @@ class Rows(loggers.Logger):
 
 
 def data(batches=5, rows=BATCH):
+    """Batches of some rows; where they are not whole, the last one has fewer."""
     made = torch.Generator().manual_seed(1)
-    x = torch.randn(batches * rows, WIDTH, generator=made)
-    y = torch.randint(CLASSES, (batches * rows,), generator=made)
+    x = torch.randn(int(batches * rows), WIDTH, generator=made)
+    y = torch.randint(CLASSES, (len(x),), generator=made)
     return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=rows)
 
 
-def trained(kind, folder, callbacks=(), *, validation=False, batches=5, **options):
+def trained(kind, folder, callbacks=(), *, validation=False, batches=5, rows=BATCH, **options):
     torch.manual_seed(0)
     module, logger = kind(), Rows()
     settings = {
@@ -90,7 +91,7 @@ def trained(kind, folder, callbacks=(), *, validation=False, batches=5, **option
         "callbacks": list(callbacks),
     }
     trainer = lightning.Trainer(**{**settings, **options})
-    trainer.fit(module, data(batches), data(2) if validation else None)
+    trainer.fit(module, data(batches, rows), data(2) if validation else None)
     return module, trainer, logger
 
 
@@ -150,6 +151,12 @@ def test_accumulated_batches(tmp_path):
 def test_mixed_precision_and_clipping(tmp_path):
     cap, _ = same_with_and_without(Net, tmp_path, "80%", precision="bf16-mixed", gradient_clip_val=0.1)
     assert abs(cap.measured - cap.measured_plan.peak) <= NUMBERS
+
+
+def test_a_last_batch_with_fewer_rows(tmp_path, caplog_lowtide):
+    same_with_and_without(Net, tmp_path, "60%", batches=2.1, rows=256)
+    assert len(plans_said(caplog_lowtide)) == 1  # the small one keeps everything
+    assert any("60% of this batch's own peak" in message for message in caplog_lowtide)
 
 
 class WithMetrics(Net):
