@@ -11,10 +11,10 @@ import torch
 
 from .._torch import private, private_of, set_private
 from ..console.log import log
-from ..entry.api import cap_in_place, uncap
+from ..entry.api import cap_in_place
 from ..entry.capped import Capped
 from ..entry.entries import Entry
-from ..entry.in_place import capped_of
+from ..entry.in_place import capped_of, put, remove
 from ..errors import BudgetTooSmall, CaptureError, LowtideError
 from ..options import Options
 from ..pipeline.optimizer_steps import forget, watch
@@ -46,8 +46,10 @@ class TrainingStep:
         self.anew = 0
         self.reason = ""
         _refuse_what_is_capped(module)
+        self.__wrapped__ = self.step  # by which Lightning sees what the step takes
         if part is not None:
             self.capped = cap_in_place(_part_of(module, part), options)
+            self.lift()
         elif module.automatic_optimization:
             self.cap_whole()
         else:
@@ -81,7 +83,7 @@ class TrainingStep:
         if self.capped is None:
             return self.cap_network_of(batch, *other)
         if not self.whole:
-            return self.note_captures(self.step(batch, *other))
+            return self.call_with_network(self.capped, batch, *other)
         self.other.values = other
         try:
             with self.deferred.noting():
@@ -91,6 +93,21 @@ class TrainingStep:
             return self.cap_network_of(batch, *other)
         output = self.deferred.call(output, noted)
         return self.note_captures(output)
+
+    def call_with_network(self, capped: Capped, *args: Any) -> Any:
+        """Call the step with the cap of its network in force; DDP calls the module around that, too."""
+        assert capped.module is not None
+        put(capped.module, capped)
+        try:
+            output = self.step(*args)
+        finally:
+            self.lift()
+        return self.note_captures(output)
+
+    def lift(self) -> None:
+        """Let the network be uncapped between the steps."""
+        if self.capped is not None and self.capped.module is not None:
+            remove(self.capped.module)
 
     def note_captures(self, output: Any) -> Any:
         """Count how often the step was captured: a whole step may read what changes from batch to batch."""
@@ -115,8 +132,11 @@ class TrainingStep:
 
     def cap_network_of(self, *args: Any) -> Any:
         """Run a step that caps the first module that it calls, which must be all that it trains."""
-        with _told_of_first_call(self.module, self.cap_network):
-            output = self.step(*args)
+        try:
+            with _told_of_first_call(self.module, self.cap_network):
+                output = self.step(*args)
+        finally:
+            self.lift()
         if self.capped is None and output is not None:
             self.refuse("and it calls no module that holds all that it trains")
         return output if self.capped is None else self.note_captures(output)
@@ -149,12 +169,9 @@ class TrainingStep:
 
     def remove(self) -> None:
         """Take the cap away, with its plans."""
-        if self.capped is None:
-            return
-        if self.capped.module is not None:
-            uncap(self.capped.module)
-        forget(self.capped)
-        self.capped.entries.clear()
+        if self.capped is not None:
+            forget(self.capped)
+            self.capped.entries.clear()
 
 
 class _WholeStep(Capped):
