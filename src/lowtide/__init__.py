@@ -8,6 +8,7 @@ The first use of a public name loads them all. Until then `import lowtide` is ch
 what needs no torch without it.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "integrations":
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from . import public

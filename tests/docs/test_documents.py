@@ -146,8 +146,16 @@ SHOWN: dict[str, Callable[[Ran], None]] = {
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text() or ">>> " in page.read_text()]
 
 
+def with_tools(path):
+    """A page or an example as a case; training tools warn of much, and it is not ours."""
+    uses_tools = "import lightning" in path.read_text()
+    return pytest.param(path, marks=pytest.mark.filterwarnings("ignore") if uses_tools else ())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in WITH_CODE if name_of(page) not in ELSEWHERE], ids=name_of)
+@pytest.mark.parametrize(
+    "page", [with_tools(page) for page in WITH_CODE if name_of(page) not in ELSEWHERE], ids=name_of
+)
 def test_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     """Blocks of Python run in one namespace, sessions with >>> as doctests; excerpts are indented."""
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
@@ -203,7 +211,7 @@ def test_tables_come_from_the_results():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize("example", [with_tools(path) for path in EXAMPLES], ids=lambda path: path.name)
 def test_examples_run_and_are_short(example, capsys, monkeypatch):
     assert len(example.read_text().splitlines()) <= 80
     monkeypatch.setattr(sys, "argv", [str(example)])

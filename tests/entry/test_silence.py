@@ -440,3 +440,25 @@ def test_capped_calls_in_two_threads_are_not_inside_of_each_other(x):
     for thread in threads:
         thread.join()
     assert all(lowtide.plan_of(model) is not None for model in models)
+
+
+@pytest.mark.parametrize(
+    ("order", "said"), [("zero after the forward", 1), ("zero before", 0), ("accumulate", 0)]
+)
+def test_gradients_that_lie_beside_a_forward_are_told(model, x, order, said, caplog_lowtide):
+    """Those of a step that was taken; those that are accumulated are there on purpose."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    step = lowtide.cap(lambda x: model(x), "60%", optimizer=optimizer, prices="roofline")
+    for index in range(4):
+        if order == "zero before":
+            optimizer.zero_grad()
+        loss = step(x)
+        if order == "zero after the forward":
+            optimizer.zero_grad()
+        loss.backward()
+        if order != "accumulate" or index % 2:
+            optimizer.step()
+        if order == "accumulate" and index % 2:
+            optimizer.zero_grad()
+    told = [message for message in caplog_lowtide if "gradients of the step before" in message]
+    assert len(told) == said

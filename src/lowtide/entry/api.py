@@ -28,8 +28,9 @@ from ..stages import Asked
 from ..units import Budget
 from .capped import Capped
 from .entries import fresh
-from .in_place import called_by, capped_of, put, remove, replaced
+from .in_place import capped_of, put, remove, replaced
 from .whole_steps import refuse_lazy, refuse_part, refuse_what_is_not_captured
+from .wrappers import called_by, refuse_wrappers
 
 __all__ = ["cap", "plan", "plan_of", "uncap"]
 
@@ -73,12 +74,14 @@ def cap(
         raise LowtideError(f"cap takes a module or a function, not a {type(model).__name__}")
     if not isinstance(model, torch.nn.Module):
         return _wrap(model, chosen)  # type: ignore[no-any-return]
-    _cap_module(called_by(model), chosen)
+    inside = called_by(model)
+    refuse_wrappers(inside)
+    cap_in_place(inside, chosen)
     return model
 
 
-def _cap_module(model: torch.nn.Module, chosen: Options) -> None:
-    _refuse_what_cannot_hold_one(model)
+def cap_in_place(model: torch.nn.Module, options: Options) -> Capped:
+    """Let the calls of a module go through plans."""
     inner = [name for name, part in model.named_modules() if name and capped_of(part) is not None]
     if inner:
         raise LowtideError(f"{inner[0]!r} inside this model is capped already; lowtide.uncap it first")
@@ -92,15 +95,10 @@ def _cap_module(model: torch.nn.Module, chosen: Options) -> None:
             "this model is compiled in place already (model.compile()); cap it instead of compiling it, or "
             'compile it with backend="lowtide"'
         )
-    capped = Capped(_call_of(model), chosen, module=model)
+    capped = Capped(_call_of(model), options, module=model)
     put(model, capped)
     watch(capped)
-
-
-def _refuse_what_cannot_hold_one(model: torch.nn.Module) -> None:
-    """Refuse what cannot hold a cap: it would be lost, or end in an error at the first call."""
-    if isinstance(model, torch.jit.ScriptModule):
-        raise LowtideError("a model of torch.jit cannot be captured; cap the module that it was made from")
+    return capped
 
 
 def _call_of(module: torch.nn.Module) -> Callable[..., Any]:

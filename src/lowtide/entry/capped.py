@@ -22,6 +22,7 @@ from ..errors import BudgetTooSmall, CaptureError
 from ..measuring.trial import Trial, modules_of
 from ..options import Options, limit, relative_to
 from ..pipeline.in_flight import Caller, held_beside, some_plan, too_many
+from ..pipeline.optimizer_steps import stepped_since_call
 from ..pipeline.runnable_step import RunnableStep
 from ..plans.planned_step import Plan
 from ..sketching.marker import leaving_marks
@@ -235,7 +236,15 @@ class Capped:
     def must_count_gradients(self, entry: Entry) -> bool:
         """Whether gradients that are there now do not fit beside the plan that was made without them."""
         present = entry.gradients()
-        return present > 0 and entry.plan is not None and not entry.fits(present)
+        if present == 0 or entry.plan is None or entry.fits(present):
+            return False
+        if stepped_since_call(self):
+            self.say(
+                f"{format_bytes(present)} of gradients of the step before are still there while this one is "
+                "called, and are planned for; optimizer.zero_grad() before the forward, not after it, leaves "
+                "their room to the step"
+            )
+        return True
 
     def new_entry(self, beside: int) -> Entry:
         refuse_lazy(self.modules())

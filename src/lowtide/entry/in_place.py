@@ -18,13 +18,9 @@ import torch
 from .._torch import private_of, set_private
 from ..errors import LowtideError
 from .capped import Capped
+from .wrappers import called_by
 
-__all__ = ["called_by", "capped_of", "put", "remove", "replaced"]
-
-
-def called_by(model: torch.nn.Module) -> torch.nn.Module:
-    """The module that holds the cap: of DistributedDataParallel the one inside, which it calls."""
-    return model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
+__all__ = ["capped_of", "put", "remove", "replaced"]
 
 
 def put(model: torch.nn.Module, capped: Capped) -> None:
@@ -47,10 +43,10 @@ def remove(model: torch.nn.Module) -> None:
 
 def capped_of(model: Any) -> Capped | None:
     """The cap in force on a module or a function, None where there is none."""
+    model = called_by(model)
     if not isinstance(model, torch.nn.Module):
         found = getattr(model, "__lowtide__", None)
         return found if isinstance(found, Capped) else None
-    model = called_by(model)
     called = private_of(model, "compiled_call")
     if called is not None and replaced(model) is not None:
         raise LowtideError(
@@ -62,9 +58,9 @@ def capped_of(model: Any) -> Capped | None:
 
 def replaced(model: Any) -> Capped | None:
     """The cap whose place something else has taken, as `torch.nn.Module.compile` does."""
+    model = called_by(model)
     if not isinstance(model, torch.nn.Module):
         return None
-    model = called_by(model)
     capped = vars(model).get("__lowtide__")
     if not isinstance(capped, Capped) or capped.module is not model:
         return None

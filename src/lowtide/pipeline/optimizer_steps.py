@@ -28,6 +28,7 @@ __all__ = [
     "present_state",
     "seen",
     "seen_for",
+    "stepped_since_call",
     "watch",
 ]
 
@@ -146,6 +147,13 @@ def seen_for(
             yield one, optimizer
 
 
+def stepped_since_call(capped: Capped) -> bool:
+    """Whether an optimizer of what something capped trains has stepped since its last call."""
+    stepped = [one for one in list(_seen.values()) if capped.calls and one.calls.get(capped) == capped.calls]
+    own = set(map(id, capped.trained())) if stepped else set()
+    return any(_trains(optimizer, own) for one in stepped if (optimizer := one.optimizer()) is not None)
+
+
 def present_state(announced: Any, trained: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """The state that is there and that a plan on the CPU counts: of what was announced or has stepped."""
     held = [level for one in each_optimizer(announced) for level in levels(one)]
@@ -221,5 +229,5 @@ def _went_past(capped: Capped) -> str:
         return told + "it is in eval mode, where it runs plainly; model.train() before the training step"
     return told + (
         "only calls of what was capped are planned, as in model(x); not model.forward(x), not its parts or "
-        "methods (a training_step, as Lightning calls it). Cap what the training step calls"
+        "methods. Cap what the training step calls"
     )
