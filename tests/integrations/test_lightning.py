@@ -253,7 +253,7 @@ class TwoOptimizers(ByHand):
 
 
 def test_parts_that_are_called_one_by_one(tmp_path):
-    with pytest.raises(lowtide.CaptureError, match="self.body is only a part of what it trains"):
+    with pytest.raises(lowtide.CaptureError, match=r"self\.body is only a part of what it trains"):
         trained(TwoOptimizers, tmp_path, [Cap("80%")])
     cap = Cap("80%", module="body", prices="roofline")
     same_with_and_without(TwoOptimizers, tmp_path, cap=cap)
@@ -307,7 +307,7 @@ class Wrong(Net):
 def test_refusals(tmp_path):
     with pytest.raises(lowtide.LowtideError, match="Cap needs a budget"):
         Cap()
-    with pytest.raises(lowtide.LowtideError, match="integrations.lightning.Cap"):
+    with pytest.raises(lowtide.LowtideError, match=r"integrations\.lightning\.Cap"):
         lowtide.cap(Net(), "1MiB")
     with pytest.raises(lowtide.LowtideError, match=r"'boddy' is not a module of Net; it has body, head"):
         trained(Net, tmp_path, [Cap("1MiB", module="boddy")])
