@@ -49,7 +49,7 @@ LAYERS = {  # the pipeline from below; a room may import the base and what is na
     "layer_chain": {"devices", "measuring", "solve"},
     "sequences": {"console", "devices", "measuring", "solve", "torch_state"},
     "report": {"planner", "plans"},
-    "integrations": {"console", "entry", "plans"},
+    "integrations": {"console", "entry", "measuring", "options", "pipeline", "plans", "report"},
     "cli": {
         *("batch_size", "console", "devices", "entry", "evidence", "measuring", "planner", "plans"),
         *("report", "solve"),

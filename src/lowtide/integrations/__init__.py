@@ -2,5 +2,18 @@
 
 In: a budget, and the tool's own trainer.
 Out: its training steps capped, its log and folder told.
-Imports: console/, entry/, plans/.
+Imports: console/, entry/, measuring/, pipeline/, plans/, report/.
+
+`lowtide.integrations.transformers.Cap` imports transformers when it is asked for, and not before.
 """
+
+from importlib import import_module
+from types import ModuleType
+
+_TOOLS = ("lightning", "transformers")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name not in _TOOLS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module(f"{__name__}.{name}")
