@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
@@ -58,11 +58,11 @@ def _in_graph(function: Any) -> Callable[..., Any]:
     def apply(*arguments: Any) -> Any:
         return function.apply(*_no_wider_than_the_head(dict(zip(names, arguments, strict=False))))
 
-    return apply
+    return cast("Callable[..., Any]", apply)
 
 
 def _no_wider_than_the_head(arguments: dict[str, Any]) -> tuple[Any, ...]:
-    """The arguments with a buffer as wide as the vocabulary at most: a plan counts what nobody touches, too."""
+    """The arguments with a buffer no wider than the vocabulary: a plan counts all of it, touched or not."""
     if {"weight", "chunk_size"} <= arguments.keys():
         arguments["chunk_size"] = min(arguments["chunk_size"], arguments["weight"].shape[0])
     return tuple(arguments.values())

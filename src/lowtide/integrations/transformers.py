@@ -42,12 +42,12 @@ REPORT = "lowtide.html"
 PREDICTED, MEASURED = "lowtide/predicted_peak", "lowtide/measured_peak"
 
 
-class Cap(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
+class Cap(TrainerCallback):
     """Keeps the training steps of a `transformers.Trainer` under a budget.
 
     The budget and the options are those of `lowtide.cap`; the optimizer is the trainer's. The Trainer's log
-    gets `lowtide/predicted_peak` and `lowtide/measured_peak` in bytes, its `output_dir` the report of the plan.
-    `measure=False` and `report=False` leave these out.
+    gets `lowtide/predicted_peak` and `lowtide/measured_peak` in bytes, its `output_dir` the report of the
+    plan; `measure=False` and `report=False` leave these out.
 
     After the training, `plan` is the largest plan, `predicted` and `measured` are the two peaks.
     """
@@ -84,15 +84,13 @@ class Cap(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
         """The peak of the largest plan so far, in bytes."""
         return None if self.plan is None else self.plan.peak
 
-    def on_train_begin(
-        self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any, **others: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Cap the model: it is on its device now, and has its optimizer."""
         self._release()  # of a training that ended with an error, or begins anew with another batch size
         _refuse_what_cannot_be_capped(args)
         self._forget()
-        model = _below_wrappers(model)
-        options = {"optimizer": optimizer, **self.options}
+        model = _below_wrappers(given["model"])
+        options = {"optimizer": given["optimizer"], **self.options}
         if has_fused_head(args):
             options.setdefault("differentiate", "all")  # its loss is made of the head's log-probabilities
         with ExitStack() as undo:
@@ -102,6 +100,9 @@ class Cap(TrainerCallback):  # type: ignore[misc]  # transformers is not typed
                 )
             undo.enter_context(capturable_head())
             cap(model, self.budget, **options)
+            capped = capped_of(model)
+            assert capped is not None
+            capped.when_refused = self._release  # the Trainer tells no callback of an error
             self.undo = undo.pop_all()
         self.model, self.resident = model, lambda: present_state(options["optimizer"], model.parameters())
 
