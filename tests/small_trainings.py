@@ -76,4 +76,6 @@ def same_weights(one, other):
 
 
 def is_capped(model):
-    return any(part._compiled_call_impl is not None or "__lowtide__" in vars(part) for part in model.modules())
+    return any(
+        part._compiled_call_impl is not None or "__lowtide__" in vars(part) for part in model.modules()
+    )

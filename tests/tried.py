@@ -43,7 +43,9 @@ def tried(tool, case, weights="same bits"):
 
 def versions() -> str:
     """The versions that are tested, from the file that pins them."""
-    pinned = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE))
+    pinned = dict(
+        re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
+    )
     return ", ".join(f"{tool} {pinned[tool]}" for tool in TOOLS if tool in pinned)
 
 

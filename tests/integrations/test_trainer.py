@@ -26,7 +26,9 @@ def arguments(folder, **choices):
     return transformers.TrainingArguments(**(given | quiet | choices))
 
 
-def trained(folder, model, *callbacks, data=None, kind=transformers.Trainer, resume=None, parts=None, **choices):
+def trained(
+    folder, model, *callbacks, data=None, kind=transformers.Trainer, resume=None, parts=None, **choices
+):
     """The script of a user: a Trainer, and its training."""
     given = {"train_dataset": data or Texts(), "eval_dataset": Texts(4), **(parts or {})}
     trainer = kind(model=model, args=arguments(folder, **choices), callbacks=list(callbacks), **given)

@@ -76,7 +76,7 @@ class Cap(TrainerCallback):
         self.measured: int | None = None
         self.meter: StepMeter | None = None
         self.resident: Any = None
-        self.beside = 0
+        self.of_measured = 0
         self.reported: Plan | None = None
 
     @property
@@ -109,20 +109,21 @@ class Cap(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Measure the step, where the plan in force is larger than those that were measured."""
         plan = self._present_plan()
-        if self.measure and plan is not None and plan.peak > self.beside:
+        if self.measure and plan is not None and plan.peak > self.of_measured:
             self.meter = StepMeter(torch.device(plan.graph.device))
             self.meter.start(self.resident())
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Note the plan of a batch after which the optimizer does not step."""
-        self._note_plan()
+        """Note what a batch took after which the optimizer does not step; a plan is for one batch."""
+        self._note_step()
+        if self.meter is not None:
+            self.meter.start(self.resident())
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Note what the step took; the optimizer's own step is no part of a plan."""
-        self._note_plan()
+        self._note_step()
         if self.meter is not None:
-            self.measured = max(self.meter.stop(), self.measured or 0)
-            self.meter, self.beside = None, self.predicted or 0
+            self.meter, self.of_measured = None, self.predicted or 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Write the report as soon as there is a plan: a training may be interrupted."""
@@ -146,10 +147,12 @@ class Cap(TrainerCallback):
     def _present_plan(self) -> Plan | None:
         return None if self.model is None else plan_of(self.model)
 
-    def _note_plan(self) -> None:
+    def _note_step(self) -> None:
         plan = self._present_plan()
         if plan is not None and (self.plan is None or plan.peak > self.plan.peak):
             self.plan = plan
+        if self.meter is not None:
+            self.measured = max(self.meter.stop(), self.measured or 0)
 
     def _write_report(self, args: Any, state: Any) -> None:
         if self.plan is None or not self.report or not state.is_world_process_zero:
