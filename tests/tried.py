@@ -1,4 +1,4 @@
-"""What was tried with training tools: each test says its row, and docs/training-tools.md has the table of them.
+"""What was tried with training tools: each test says its row, and docs/training-tools.md has the table.
 
 python tests/tried.py
 

@@ -1,4 +1,4 @@
-"""Loops with accelerate: capped before or after `prepare`, with the optimizer as it was or as it was prepared."""
+"""Loops with accelerate: capped before or after `prepare`, with the optimizer as it was or as prepared."""
 
 import pytest
 import torch

@@ -27,10 +27,10 @@ def arguments(folder, **choices):
 
 
 def trained(
-    folder, model, *callbacks, data=None, kind=transformers.Trainer, resume=None, parts=None, **choices
+    folder, model, *callbacks, data=None, kind=transformers.Trainer, resume=None, collator=None, **choices
 ):
     """The script of a user: a Trainer, and its training."""
-    given = {"train_dataset": data or Texts(), "eval_dataset": Texts(4), **(parts or {})}
+    given = {"train_dataset": data or Texts(), "eval_dataset": Texts(4), "data_collator": collator}
     trainer = kind(model=model, args=arguments(folder, **choices), callbacks=list(callbacks), **given)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
@@ -139,7 +139,7 @@ def padded(items):
 @tried("transformers.Trainer", "lengths that vary, padded: a plan for each")
 def test_lengths_that_vary(tmp_path, caplog_lowtide):
     data = Texts(8, lengths=(16, 16, 16, 16, 32, 32, 32, 32), mask=True)
-    script = {"data": data, "parts": {"data_collator": padded}, "train_sampling_strategy": "sequential"}
+    script = {"data": data, "collator": padded, "train_sampling_strategy": "sequential"}
     compared(tmp_path, gpt2, "820KiB", **script)
 
 
@@ -175,7 +175,7 @@ def test_lora_with_gradient_checkpointing(tmp_path):
 @pytest.mark.slow
 def test_a_budget_too_small_is_told_and_leaves_the_model_as_it_was(tmp_path):
     model = gpt2()
-    with pytest.raises(lowtide.BudgetTooSmall, match="budget 100KiB .* Try budget="):
+    with pytest.raises(lowtide.BudgetTooSmall, match=r"budget 100KiB .* Try budget="):
         trained(tmp_path, model, Cap("100KiB"), gradient_checkpointing=True)
     assert same_weights(model, gpt2())
     assert not is_capped(model)

@@ -127,8 +127,8 @@ def _reason(error: Any) -> str:
         return "a random generator as an argument; draw from torch's default one, or pass the numbers"
     if "requires_grad_()" in said:
         return (
-            "requires_grad_() on a tensor that the step makes, as the hooks do that gradient checkpointing and "
-            "PEFT hang on embeddings; model.gradient_checkpointing_disable() and "
+            "requires_grad_() on a tensor that the step makes, as in the hooks that gradient checkpointing "
+            "and PEFT hang on embeddings; model.gradient_checkpointing_disable() and "
             "model.disable_input_require_grads() take them away"
         )
     if "RNN, GRU, or LSTM" in said:

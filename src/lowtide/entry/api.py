@@ -98,8 +98,8 @@ def _refuse_wrappers(model: torch.nn.Module) -> None:
         raise LowtideError("a model of torch.jit cannot be captured; cap the module that it was made from")
     if isinstance(model, torch.nn.DataParallel):
         raise LowtideError(
-            "torch.nn.DataParallel copies the module to each GPU at every call, and a copy is not capped. Start "
-            "one process for each GPU, with DistributedDataParallel(lowtide.cap(model, ...))"
+            "torch.nn.DataParallel copies the module to each GPU at every call, and a copy is not capped. "
+            "Start one process for each GPU, with DistributedDataParallel(lowtide.cap(model, ...))"
         )
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise LowtideError(

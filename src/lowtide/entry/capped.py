@@ -210,8 +210,8 @@ class Capped:
     ) -> Entry:
         """The entry of a batch whose share is too small, under what the share of a larger one came to.
 
-        Parameters and optimizer state do not shrink with a batch: 60 % of the peak of the last, smaller one of
-        an epoch may be less than they take. Raises the error where that is no help.
+        Parameters and optimizer state do not shrink with a batch: 60 % of the peak of the last, smaller one
+        of an epoch may be less than they take. Raises the error where that is no help.
         """
         budget = self.options.budget
         if budget is None or not budget.is_share_of_peak or error.smallest > self.granted:
