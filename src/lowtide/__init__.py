@@ -8,10 +8,11 @@ The first use of a public name loads them all. Until then `import lowtide` is ch
 what needs no torch without it.
 """
 
-import importlib
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import integrations as integrations
     from .public import *
 
 __version__ = "0.1.0"
@@ -67,7 +68,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "integrations":
-        return importlib.import_module(f"{__name__}.{name}")
+        return import_module(f"{__name__}.{name}")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from . import public

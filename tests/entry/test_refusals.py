@@ -256,3 +256,38 @@ def test_a_file_that_cannot_be_written_is_named_as_it_was_asked_for(model, x, tm
     with pytest.raises(FileNotFoundError) as caught:
         lowtide.plan(model, x).report(place)
     assert caught.value.filename == str(place)
+
+
+def test_copies_on_each_gpu_are_refused(model):
+    with pytest.raises(lowtide.LowtideError, match=r"DataParallel copies .* DistributedDataParallel\("):
+        lowtide.cap(torch.nn.DataParallel(model), "1MiB")
+
+
+class FrozenStart(torch.nn.Sequential):
+    """As PEFT leaves a model: the first layer frozen, and a hook that lets its output require gradients."""
+
+    def __init__(self):
+        super().__init__(torch.nn.Linear(4, 4).requires_grad_(False), torch.nn.Linear(4, 4))
+        self[0].register_forward_hook(lambda layer, inputs, output: output.requires_grad_(True))
+
+
+@pytest.mark.slow
+def test_hooks_that_let_activations_require_gradients_are_named():
+    model = lowtide.cap(FrozenStart(), "1MiB")
+    with pytest.raises(lowtide.GraphBreak, match=r"requires_grad_\(\) on a tensor.*disable_input_require"):
+        model(torch.ones(2, 4))
+
+
+@pytest.mark.slow
+def test_a_share_that_a_smaller_batch_cannot_keep_is_that_of_a_larger_one(x, caplog_lowtide):
+    model = WithLoss(mlp(width=32))
+    optimizer = torch.optim.AdamW(model.parameters())
+    lowtide.cap(model, "70%", optimizer=optimizer)
+    model(x).backward()
+    larger = lowtide.plan_of(model).budget
+    model(x[:4]).backward()
+    assert lowtide.plan_of(model).budget == larger
+    assert sum("of a smaller batch cannot be kept" in line for line in caplog_lowtide) == 1
+    other = lowtide.cap(WithLoss(mlp(width=32)), "70%", optimizer=optimizer)
+    with pytest.raises(lowtide.BudgetTooSmall, match="70%"):
+        other(x[:4])

@@ -125,6 +125,12 @@ def _reason(error: Any) -> str:
         return "random numbers of NumPy; draw them with torch, or pass them to the step"
     if "convert args/kwargs to proxy" in said and "Generator" in str(error):
         return "a random generator as an argument; draw from torch's default one, or pass the numbers"
+    if "requires_grad_()" in said:
+        return (
+            "requires_grad_() on a tensor that the step makes, as in the hooks that gradient checkpointing "
+            "and PEFT hang on embeddings; model.gradient_checkpointing_disable() and "
+            "model.disable_input_require_grads() take them away"
+        )
     if "RNN, GRU, or LSTM" in said:
         return f"{said}; lowtide.Recurrent caps such a layer"
     return said

@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from .._torch import capture_settings, outside_dynamo, usual_stance
 from ..capture.joint_graph import capturing
 from ..capture.torch_errors import CAPPED_INSIDE, clear_errors
 from ..console.log import log, planning, say_plan
-from ..errors import BudgetTooSmall, CaptureError
+from ..errors import BudgetTooSmall, CaptureError, LowtideError
 from ..measuring.trial import Trial, modules_of
 from ..options import Options, limit, relative_to
 from ..pipeline.in_flight import Caller, held_beside, some_plan, too_many
@@ -27,9 +28,10 @@ from ..pipeline.runnable_step import RunnableStep
 from ..plans.planned_step import Plan
 from ..sketching.marker import leaving_marks
 from ..torch_state.dispatch_modes import without_foreign_modes
-from ..units import format_bytes
+from ..units import format_bytes, parse_budget
 from .entries import Entry, backend_for, fresh, graphs_of_this_call, key_of, present_graphs
 from .first_call import install, may_install
+from .problem_type import settle_problem_type
 from .whole_steps import (
     forced_eager,
     refuse_lazy,
@@ -54,6 +56,8 @@ class Capped:
         self.said: set[str] = set()
         self.caller = Caller(self.name)
         self.calls = 0
+        self.granted = 0
+        self.when_refused: Callable[[], None] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The call, planned where it trains; torch.compile around it breaks its graph here."""
@@ -62,12 +66,24 @@ class Capped:
     def call(self, *args: Any, **kwargs: Any) -> Any:
         if not self.trains():
             return self.function(*args, **kwargs)
+        try:
+            return self.training_call(args, kwargs)
+        except LowtideError:
+            if self.when_refused is not None:
+                self.when_refused()
+            raise
+
+    def training_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if present_graphs() is not None:
             raise CaptureError(f"{CAPPED_INSIDE}: a step has one budget. lowtide.uncap one of the two")
         refuse_what_is_not_captured()
+        if not self.calls:
+            settle_problem_type(self.modules(), kwargs.get("labels"))
         entry = self.entry(args, kwargs)
         try:
             return self.run(entry, args, kwargs)
+        except BudgetTooSmall as error:
+            return self.run(self.entry_of_a_larger(error, args, kwargs), args, kwargs)
         except CaptureError as error:
             if any(part.plan for part in entry.parts):
                 raise
@@ -100,6 +116,7 @@ class Capped:
             raise
         self.calls += 1
         self.plan = entry.plan_with(uncounted) or self.plan
+        self.granted = max(self.granted, (self.plan and self.plan.budget) or 0)
         if entry.plan is None:
             self.say("torch captured nothing of this step to plan: it ran plainly, without a cap")
         if len(entry.parts) > before:
@@ -176,18 +193,38 @@ class Capped:
             return False
         return True
 
-    def entry(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Entry:
+    def entry(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, options: Options | None = None
+    ) -> Entry:
         key = (*key_of(args, kwargs), self.caller.autocast)
         with self.lock:
-            entry = self.find(key)
+            entry = self.find(key, options=options)
             if beside := self.must_leave_room(entry):
                 key = (*key, beside)
-                entry = self.find(key, beside=beside)
+                entry = self.find(key, beside=beside, options=options)
             if self.must_count_gradients(entry):
-                entry = self.find((*key, "accumulating"), beside=entry.beside)
+                entry = self.find((*key, "accumulating"), beside=entry.beside, options=options)
             return entry
 
-    def find(self, key: Any, *, beside: int = 0) -> Entry:
+    def entry_of_a_larger(
+        self, error: BudgetTooSmall, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Entry:
+        """The entry of a batch whose share is too small, under what the share of a larger one came to.
+
+        Parameters and optimizer state do not shrink with a batch: 60 % of the peak of the last, smaller one
+        of an epoch may be less than they take. Raises the error where that is no help.
+        """
+        budget = self.options.budget
+        if budget is None or not budget.is_share_of_peak or error.smallest > self.granted:
+            raise error
+        self.say(
+            f"{budget} of the uncapped peak of a smaller batch cannot be kept: it gets the "
+            f"{format_bytes(self.granted)} of a larger one"
+        )
+        options = replace(self.options, budget=parse_budget(self.granted))
+        return self.entry(args, kwargs, options=options)
+
+    def find(self, key: Any, *, beside: int = 0, options: Options | None = None) -> Entry:
         if key not in self.entries:
             if len(self.entries) >= self.options.max_plans:
                 self.entries.popitem(last=False)
@@ -195,9 +232,9 @@ class Capped:
                     f"more than {self.options.max_plans} shapes were seen: old plans are let go and made "
                     "again when they come back; pad the batches to fewer shapes, or raise max_plans="
                 )
-            self.entries[key] = self.new_entry(beside)
+            self.entries[key] = self.new_entry(beside, options or self.options)
         elif self.must_count_state(self.entries[key]):
-            self.entries[key] = self.new_entry(beside)
+            self.entries[key] = self.new_entry(beside, self.entries[key].options)
         self.entries.move_to_end(key)
         return self.entries[key]
 
@@ -246,9 +283,9 @@ class Capped:
             )
         return True
 
-    def new_entry(self, beside: int) -> Entry:
+    def new_entry(self, beside: int, options: Options) -> Entry:
         refuse_lazy(self.modules())
-        entry = Entry(self.options, self.caller, self.caller.autocast, beside)
+        entry = Entry(options, self.caller, self.caller.autocast, beside)
         entry.call = torch.compile(
             fresh(self.function),
             backend=backend_for(entry),

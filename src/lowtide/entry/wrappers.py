@@ -27,6 +27,11 @@ def refuse_wrappers(model: torch.nn.Module) -> None:
     """Refuse what cannot hold a cap: it would be lost, or end in an error at the first call."""
     if isinstance(model, torch.jit.ScriptModule):
         raise LowtideError("a model of torch.jit cannot be captured; cap the module that it was made from")
+    if isinstance(model, torch.nn.DataParallel):
+        raise LowtideError(
+            "torch.nn.DataParallel copies the module to each GPU at every call, and a copy is not capped. "
+            "Start one process for each GPU, with DistributedDataParallel(lowtide.cap(model, ...))"
+        )
     if trains_by_method(model):
         raise LowtideError(
             f"{type(model).__name__} is a LightningModule: its Trainer calls training_step, which goes past "

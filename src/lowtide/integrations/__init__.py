@@ -1,19 +1,19 @@
 """Lowtide inside training tools: one callback each.
 
-In: a trainer of another library, and a budget.
-Out: its training step under a cap.
+In: a budget, and the tool's own trainer.
+Out: its training steps capped, its log and folder told.
 Imports: console/, entry/, measuring/, pipeline/, plans/, report/.
 
-A tool is imported with its callback, at the first use of `lowtide.integrations.lightning`.
+A tool is imported with its callback, at the first use of `lowtide.integrations.transformers`, say.
 """
 
-import importlib
-from typing import Any
+from importlib import import_module
+from types import ModuleType
 
-_TOOLS = ("lightning",)
+_TOOLS = ("lightning", "transformers")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> ModuleType:
     if name not in _TOOLS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f"{__name__}.{name}")
+    return import_module(f"{__name__}.{name}")

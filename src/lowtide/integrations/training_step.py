@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -13,13 +12,11 @@ from .._torch import private, private_of, set_private
 from ..console.log import log
 from ..entry.api import cap_in_place
 from ..entry.capped import Capped
-from ..entry.entries import Entry
 from ..entry.in_place import capped_of, put, remove
-from ..errors import BudgetTooSmall, CaptureError, LowtideError
+from ..errors import CaptureError, LowtideError
 from ..options import Options
 from ..pipeline.optimizer_steps import forget, watch
 from ..plans.planned_step import Plan
-from ..units import format_bytes, parse_budget
 from .deferred_calls import DeferredCalls
 
 __all__ = ["TrainingStep"]
@@ -187,26 +184,6 @@ class _WholeStep(Capped):
 
     def modules(self) -> list[torch.nn.Module]:
         return [self.of]
-
-    def run(self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One call; a last batch with fewer rows need not keep to a share of its own, smaller peak."""
-        try:
-            return super().run(entry, args, kwargs)
-        except BudgetTooSmall as error:
-            share, known = self.options.budget, self.planned_for()
-            if share is None or not share.is_share_of_peak or known < error.smallest:
-                raise
-        self.options = replace(self.options, budget=parse_budget(known))
-        self.say(
-            f"the budget {share} of this batch's own peak cannot be kept, as a smaller batch has as many "
-            f"parameters: it is planned under {format_bytes(known)}, which {share} of an earlier batch's are"
-        )
-        return super().run(self.entry(args, kwargs), args, kwargs)
-
-    def planned_for(self) -> int:
-        """The most bytes that a plan was made for."""
-        plans = [part.plan for entry in self.entries.values() for part in entry.parts]
-        return max((plan.budget or 0 for plan in plans if plan is not None), default=0)
 
     def install(self, error: CaptureError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         raise error

@@ -1,0 +1,99 @@
+"""Loops with accelerate: capped before or after `prepare`, with the optimizer as it was or as prepared."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import lowtide
+from small_trainings import Texts, gpt2, same_weights
+from tried import tried
+
+accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed (the extra tools)")
+pytest.importorskip("transformers", reason="transformers is not installed (the extra tools)")
+
+from accelerate.state import AcceleratorState, GradientState  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def own_state():
+    """The state of accelerate is one for the process; each test starts without."""
+    forget_state()
+    yield
+    forget_state()
+
+
+def forget_state():
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+
+
+def loop(precision, cap, rows=8):
+    """The loop of a user, who caps the model where he likes to."""
+    accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=2)
+    model, loader = gpt2(), DataLoader(Texts(rows), batch_size=4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model, optimizer, loader = cap(accelerator, model, optimizer, loader)
+    model.train()
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(**batch).loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    return accelerator.unwrap_model(model)
+
+
+BUDGET = "600KiB"
+
+
+def uncapped(accelerator, model, optimizer, loader):
+    return accelerator.prepare(model, optimizer, loader)
+
+
+def before_with_the_raw(accelerator, model, optimizer, loader):
+    lowtide.cap(model, BUDGET, optimizer=optimizer)
+    return accelerator.prepare(model, optimizer, loader)
+
+
+def before_with_the_prepared(accelerator, model, optimizer, loader):
+    optimizer = accelerator.prepare(optimizer)
+    lowtide.cap(model, BUDGET, optimizer=optimizer)
+    return accelerator.prepare(model), optimizer, accelerator.prepare(loader)
+
+
+def after_with_the_raw(accelerator, model, optimizer, loader):
+    model, prepared, loader = accelerator.prepare(model, optimizer, loader)
+    return lowtide.cap(model, BUDGET, optimizer=optimizer), prepared, loader
+
+
+def after_with_the_prepared(accelerator, model, optimizer, loader):
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    return lowtide.cap(model, BUDGET, optimizer=optimizer), optimizer, loader
+
+
+ORDERS = [before_with_the_raw, before_with_the_prepared, after_with_the_raw, after_with_the_prepared]
+
+
+@tried("accelerate", "`cap` before and after `prepare`, raw and prepared optimizer, bf16, `accumulate`")
+@pytest.mark.parametrize("cap", ORDERS)
+def test_every_order_with_bf16_and_accumulation(cap):
+    plain = loop("bf16", uncapped)
+    forget_state()
+    capped = loop("bf16", cap)
+    assert same_weights(capped, plain)
+    plan = lowtide.plan_of(capped)
+    assert plan.method != "keep_all"
+    assert plan.peak <= 600 * 2**10
+    assert plan.graph.fixed["optimizer"] >= 2 * sum(4 * p.numel() for p in plain.parameters())
+
+
+@tried("accelerate", "single precision")
+def test_single_precision():
+    plain = loop("no", uncapped)
+    forget_state()
+    capped = loop("no", after_with_the_prepared)
+    assert same_weights(capped, plain)
+    assert lowtide.plan_of(capped).method != "keep_all"
