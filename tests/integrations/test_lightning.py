@@ -126,10 +126,10 @@ def test_one_line_caps_the_whole_step(tmp_path, caplog_lowtide):
     assert cap.plan.peak <= cap.plan.budget < cap.plan.uncapped.peak
     assert abs(cap.measured - cap.measured_plan.peak) <= NUMBERS
     assert not any("outside of the captured step" in message for message in caplog_lowtide)
-    rows = [row for _, row in trainer.logger.rows if "lowtide/planned_peak_bytes" in row]
+    rows = [row for _, row in trainer.logger.rows if "lowtide/predicted_peak" in row]
     assert rows[-1] == {
-        "lowtide/planned_peak_bytes": cap.plan.peak,
-        "lowtide/measured_peak_bytes": cap.measured,
+        "lowtide/predicted_peak": cap.plan.peak,
+        "lowtide/measured_peak": cap.measured,
     }
     assert "<svg" in (tmp_path / "lowtide.html").read_text()
 

@@ -22,13 +22,12 @@ import torch
 
 from ..console.log import log
 from ..errors import LowtideError
-from ..measuring.measurement import Measurement
+from ..measuring.meter import Measurement, Meter
 from ..options import Options
 from ..pipeline.optimizer_steps import present_state
 from ..plans.planned_step import Plan
 from ..report import page as _page  # noqa: F401  # it lets plans write reports
 from ..units import Budget, format_bytes
-from .step_peak import StepPeak
 from .training_step import TrainingStep
 
 __all__ = ["Cap"]
@@ -39,6 +38,8 @@ Callback: Any = importlib.import_module(_home).Callback
 
 STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 """The strategies of Lightning under which every process holds the whole model."""
+
+PREDICTED, MEASURED_PEAK = "lowtide/predicted_peak", "lowtide/measured_peak"
 
 MEASURED = 2
 """Steps that are measured after a new plan; the first of them may still meet other gradients or states."""
@@ -71,7 +72,7 @@ class Cap(Callback):  # type: ignore[misc]
         self.last_plan: Plan | None = None
         self.step: TrainingStep | None = None
         self.counted: list[Any] = []
-        self.peak = StepPeak()
+        self.meter = Meter()
         self.to_measure = 0
         self.folder = Path()
 
@@ -102,7 +103,7 @@ class Cap(Callback):  # type: ignore[misc]
             with _in_place_of(module, "training_step", step):
                 output = type(strategy).training_step(strategy, *args, **kwargs)
             if step.captured > before:
-                self.peak.end()  # the capture was in it
+                self.meter.end()  # the capture was in it
                 self.to_measure = MEASURED
             return output
 
@@ -113,16 +114,16 @@ class Cap(Callback):  # type: ignore[misc]
             return
         self.to_measure -= 1
         state = present_state(step.options.optimizer, step.module.parameters())
-        self.peak.begin(torch.device(step.plan.graph.device), state)
+        self.meter.begin(torch.device(step.plan.graph.device), state)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Tell the peak of the step, where it was measured."""
-        taken, plan = self.peak.end(), self.plan
+        taken, plan = self.meter.end(), self.plan
         if taken is None or plan is None:
             return
         self.measured, self.measured_plan = taken.peak, plan
         if trainer.is_global_zero and not trainer.fast_dev_run:
-            found = {"lowtide/planned_peak_bytes": plan.peak, "lowtide/measured_peak_bytes": taken.peak}
+            found = {PREDICTED: plan.peak, MEASURED_PEAK: taken.peak}
             for logger in trainer.loggers:
                 logger.log_metrics(found, step=trainer.global_step)
             self.write_report(plan, taken)
@@ -149,7 +150,7 @@ class Cap(Callback):  # type: ignore[misc]
 
     def remove(self, trainer: Any) -> None:
         """Let everything be as before; only the plan is kept, and nothing that holds the optimizers."""
-        self.peak.end()
+        self.meter.end()
         if self.step is None:
             return
         self.last_plan, step, self.step = self.step.plan, self.step, None

@@ -17,8 +17,9 @@ import torch
 from ..console.log import log
 from ..entry.api import cap, plan_of, uncap
 from ..entry.in_place import capped_of
+from ..entry.wrappers import called_by
 from ..errors import LowtideError
-from ..measuring.measurement import Measurement
+from ..measuring.meter import Measurement, Meter
 from ..options import Options
 from ..pipeline.optimizer_steps import present_state
 from ..plans.planned_step import Plan
@@ -26,7 +27,6 @@ from ..report import page as page  # fills the port of `plan.report`
 from ..units import Budget
 from .checkpointing import without_checkpointing
 from .fused_head import capturable_head, has_fused_head
-from .step_meter import StepMeter
 
 try:
     from transformers import TrainerCallback
@@ -68,13 +68,14 @@ class Cap(TrainerCallback):
         self.report = report
         self.model: torch.nn.Module | None = None
         self.undo = ExitStack()
+        self.meter = Meter()
         self._forget()
 
     def _forget(self) -> None:
         """Start without figures."""
         self.plan: Plan | None = None
         self.measured: int | None = None
-        self.meter: StepMeter | None = None
+        self.measuring = False
         self.resident: Any = None
         self.of_measured = 0
         self.reported: Plan | None = None
@@ -89,7 +90,7 @@ class Cap(TrainerCallback):
         self._release()  # of a training that ended with an error, or begins anew with another batch size
         _refuse_what_cannot_be_capped(args)
         self._forget()
-        model = _below_wrappers(given["model"])
+        model = called_by(given["model"])
         options = {"optimizer": given["optimizer"], **self.options}
         if has_fused_head(args):
             options.setdefault("differentiate", "all")  # its loss is made of the head's log-probabilities
@@ -110,20 +111,20 @@ class Cap(TrainerCallback):
         """Measure the step, where the plan in force is larger than those that were measured."""
         plan = self._present_plan()
         if self.measure and plan is not None and plan.peak > self.of_measured:
-            self.meter = StepMeter(torch.device(plan.graph.device))
-            self.meter.start(self.resident())
+            self.measuring = True
+            self._measure(plan)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Note what a batch took after which the optimizer does not step; a plan is for one batch."""
         self._note_step()
-        if self.meter is not None:
-            self.meter.start(self.resident())
+        if self.measuring and self.plan is not None:
+            self._measure(self.plan)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Note what the step took; the optimizer's own step is no part of a plan."""
         self._note_step()
-        if self.meter is not None:
-            self.meter, self.of_measured = None, self.predicted or 0
+        if self.measuring:
+            self.measuring, self.of_measured = False, self.predicted or 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Write the report as soon as there is a plan: a training may be interrupted."""
@@ -144,6 +145,9 @@ class Cap(TrainerCallback):
             self._write_report(args, state)
         self._release()
 
+    def _measure(self, plan: Plan) -> None:
+        self.meter.begin(torch.device(plan.graph.device), self.resident())
+
     def _present_plan(self) -> Plan | None:
         return None if self.model is None else plan_of(self.model)
 
@@ -151,8 +155,8 @@ class Cap(TrainerCallback):
         plan = self._present_plan()
         if plan is not None and (self.plan is None or plan.peak > self.plan.peak):
             self.plan = plan
-        if self.meter is not None:
-            self.measured = max(self.meter.stop(), self.measured or 0)
+        if (taken := self.meter.end()) is not None:
+            self.measured = max(taken.peak, self.measured or 0)
 
     def _write_report(self, args: Any, state: Any) -> None:
         if self.plan is None or not self.report or not state.is_world_process_zero:
@@ -164,20 +168,12 @@ class Cap(TrainerCallback):
         self.reported = self.plan
 
     def _release(self) -> None:
-        if self.meter is not None:
-            self.meter.stop()
-            self.meter = None
+        self.meter.end()
+        self.measuring = False
         if self.model is not None and capped_of(self.model) is not None:
             uncap(self.model)
         self.model = self.resident = None
         self.undo.close()
-
-
-def _below_wrappers(model: torch.nn.Module) -> torch.nn.Module:
-    """The module that DistributedDataParallel calls: what it does around it cannot be captured."""
-    while isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        model = model.module
-    return model
 
 
 def _refuse_what_cannot_be_capped(args: Any) -> None:
