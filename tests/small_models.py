@@ -44,7 +44,7 @@ def plain_gradients(model, *args, **kwargs):
 
 
 def autocast_gradients(model, x, dtype, *, inside=False, steps=1):
-    """The loss and the gradients of the last of some steps under autocast, the backward inside of it or not."""
+    """The loss and the gradients of the last of some steps under autocast, the backward inside or not."""
     for _ in range(steps):
         torch.manual_seed(3)
         model.zero_grad()
