@@ -56,9 +56,12 @@ class _Shared:
     def backend(self, module, inputs):
         """Stands between Dynamo and the backends of the budgets."""
         self.captures["dynamo"] += 1
-        kept, joints = _copy(module), []
+        kept, joints, runners = _copy(module), [], {}
         self.joints = joints
-        runners = {self.present: self.present(module, inputs)}
+        try:
+            runners[self.present] = self.present(module, inputs)
+        except Exception as error:  # a budget that is refused, say: the capture stays for the next one
+            runners[self.present] = _raising(error)
 
         def call(*args):
             if self.present not in runners:
@@ -80,6 +83,13 @@ class _Shared:
         state.flat_args, state.flat_args_descs = then.flat_args, then.flat_args_descs
         state.fw_metadata = copy.copy(then.fw_metadata)
         return _copied(found)
+
+
+def _raising(error):
+    def call(*args):
+        raise error
+
+    return call
 
 
 def _copied(found):
