@@ -30,7 +30,7 @@ HUGE = 8 * 2**30
 class Blocks(nn.Module):
     """LayerNorm, GELU, dropout and residual sums, with the loss inside."""
 
-    def __init__(self, layers=3, width=32, p=0.1):
+    def __init__(self, layers=2, width=32, p=0.1):
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(layers))
         self.ups = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(layers))
@@ -194,7 +194,7 @@ def test_each_shape_has_a_plan_of_its_own():
 
 
 def test_a_budget_below_the_smallest_peak_is_refused_and_nothing_is_lost():
-    model, batch = MODELS["blocks"]()
+    model, batch = Blocks(layers=1), (torch.rand(256, 32),)
     before = copy.deepcopy(model.state_dict())
     lowtide.cap(model, "64KiB", executor="inductor")
     with pytest.raises(BudgetTooSmall, match="smallest feasible peak"):
@@ -295,7 +295,7 @@ def test_a_gradient_that_was_not_planned_for_is_refused():
 
 
 def test_gradients_that_are_there_already_count():
-    model, batch = MODELS["blocks"]()
+    model, batch = Blocks(layers=1), (torch.rand(256, 32),)
     lowtide.cap(model, HUGE, executor="inductor")
     model(*batch).backward()
     once = lowtide.plan_of(model).peak
@@ -304,7 +304,7 @@ def test_gradients_that_are_there_already_count():
 
 
 def test_the_backend_takes_the_executor_too():
-    model, batch = MODELS["blocks"]()
+    model, batch = Blocks(layers=1), (torch.rand(256, 32),)
     options = {"budget": HUGE, "executor": "inductor"}
     loss = torch.compile(model, backend="lowtide", options=options)(*batch)
     loss.backward()
@@ -335,9 +335,9 @@ def test_a_plan_without_running_says_what_fuses():
         ops = [op for op in plan.graph.ops if target in op.target and op.phase == "backward"]
         return [op for op in ops if plan.graph.value[op.writes[0]].bytes == wide]
 
-    assert len(written(single, "gelu_backward")) == 3
+    assert len(written(single, "gelu_backward")) == 2
     assert all(op.takes for op in written(fused, "mul"))  # one loop each, in the place of what it reads
-    assert len(written(fused, "mul")) == 3
+    assert len(written(fused, "mul")) == 2
 
 
 def test_a_tangent_that_the_engine_holds_is_not_written_over(monkeypatch):
