@@ -5,6 +5,9 @@ STAMP := .venv/.installed
 # One of the CPU's bf16 paths can kill the process (oneDNN with AMX), and one thread keeps sums repeatable.
 TEST_ENV := ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 OMP_NUM_THREADS=1
 
+# What pytest makes of the tests' code is kept for the next run, whatever the shell says: it takes seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 # What needs neither a compiler nor a browser nor a GPU nor patience.
 QUICK := not slow and not inductor and not browser and not gpu
 LOAD ?= 4

@@ -23,7 +23,6 @@ from typing import Any
 from torch._dynamo.callback import callback_handler
 
 from lowtide.prices import pricing
-from lowtide.run.inductor import step as compiled
 
 PATIENCE = 15.0
 """Seconds that one waits to measure before the door is shut: meanwhile others get ready to measure, too."""
@@ -132,6 +131,8 @@ def measure_prices_in(turn: Turn) -> None:
 
 def compile_beside(turn: Turn) -> None:
     """Let Lowtide leave the device to others while it compiles a step again, which torch does not see."""
+    from lowtide.run.inductor import step as compiled  # Inductor takes a second to import
+
     original = compiled.compiled_runner
 
     def compile_away(*stage: Any) -> Any:

@@ -12,10 +12,14 @@ from lowtide.units import parse_budget
 
 pytestmark = pytest.mark.slow
 
-pytest.importorskip("transformers", reason="transformers is not installed (the extra dev)")
-
 TEXT = PAGE.read_text(encoding="utf-8")
 SMALLER = {"(8, 512)": "(1, 16)", '"n_layer": 6': '"n_layer": 1'}
+
+
+@pytest.fixture(autouse=True)
+def transformers() -> None:
+    """Imported by the tests that run: it takes seconds."""
+    pytest.importorskip("transformers", reason="transformers is not installed (the extra dev)")
 
 
 def starting_with(word: str) -> tuple[str, str]:

@@ -20,12 +20,17 @@ from lowtide.solve.auto import auto
 
 GRAPHS = {"chain": chain(16, 8), "cnn": cnn(2), "transformer": transformer(1), "random": random_graph(1, 14)}
 EMPTY = Graph((), ())
-CHAIN = frontier(GRAPHS["chain"])
 
 
 @cache
 def whole_frontier(name: str) -> Frontier:
     return frontier(GRAPHS[name])
+
+
+@pytest.fixture
+def of_chain() -> Frontier:
+    """What several tests read of; it is made once."""
+    return whole_frontier("chain")
 
 
 def dominates(one: Plan, other: Plan) -> bool:
@@ -117,10 +122,10 @@ def test_what_is_no_graph_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_hands_on_its_graph_and_its_notes() -> None:
+def test_a_plan_hands_on_its_graph_and_its_notes(of_chain: Frontier) -> None:
     plan = make_plan(GRAPHS["chain"], keep_all(GRAPHS["chain"]), method="keep_all", notes=("on paper",))
     found = frontier(plan)
-    assert [point.schedule for point in found] == [point.schedule for point in CHAIN]
+    assert [point.schedule for point in found] == [point.schedule for point in of_chain]
     assert all(point.notes == ("on paper",) for point in found)
     assert str(found).endswith("note: on paper")
     assert Frontier.from_json(found.to_json()) == found
@@ -147,23 +152,23 @@ def test_best_is_the_fastest_that_fits(name: str) -> None:
         assert best.peak <= budget
 
 
-def test_budgets_are_read_as_people_write_them() -> None:
-    assert CHAIN.best("50%").budget == CHAIN.vanilla // 2
-    assert CHAIN.best("50%").peak <= CHAIN.vanilla / 2
-    assert CHAIN.best("1GiB").schedule == keep_all(CHAIN.graph)
-    assert CHAIN.best("min") == CHAIN[-1]
+def test_budgets_are_read_as_people_write_them(of_chain: Frontier) -> None:
+    assert of_chain.best("50%").budget == of_chain.vanilla // 2
+    assert of_chain.best("50%").peak <= of_chain.vanilla / 2
+    assert of_chain.best("1GiB").schedule == keep_all(of_chain.graph)
+    assert of_chain.best("min") == of_chain[-1]
     for bad in ("half", 1.5, -1, "0%"):
         with pytest.raises(BudgetError):
-            CHAIN.best(bad)  # type: ignore[arg-type]
+            of_chain.best(bad)  # type: ignore[arg-type]
     with pytest.raises(BudgetError, match=r"free.*50%"):
-        CHAIN.best("free")
+        of_chain.best("free")
 
 
-def test_a_budget_below_the_floor_says_what_is_possible() -> None:
-    floor = CHAIN[-1].peak
-    assert CHAIN.best(floor).peak == floor
+def test_a_budget_below_the_floor_says_what_is_possible(of_chain: Frontier) -> None:
+    floor = of_chain[-1].peak
+    assert of_chain.best(floor).peak == floor
     with pytest.raises(BudgetTooSmall, match=f"smallest feasible peak.*{floor} bytes.*activations") as caught:
-        CHAIN.best(floor - 1)
+        of_chain.best(floor - 1)
     assert (caught.value.budget, caught.value.smallest) == (floor - 1, floor)
 
 
@@ -178,9 +183,9 @@ def test_the_table_shows_the_ends_and_not_too_much_between() -> None:
     assert ("of them shown" in head) == (len(found) > 20)
 
 
-def test_the_file_holds_the_graph_once(tmp_path: Path) -> None:
-    path = CHAIN.save(tmp_path / "f.json")
-    assert Frontier.load(path) == CHAIN
+def test_the_file_holds_the_graph_once(tmp_path: Path, of_chain: Frontier) -> None:
+    path = of_chain.save(tmp_path / "f.json")
+    assert Frontier.load(path) == of_chain
     assert [entry.name for entry in tmp_path.iterdir()] == ["f.json"]
     assert path.read_text().count('"graph"') == 2  # the field, and the header inside it
     loaded = Frontier.load(path)
@@ -210,8 +215,8 @@ def test_the_file_holds_the_graph_once(tmp_path: Path) -> None:
         (lambda data: data.update(plans=[3]), r"plans\[0\]: expected an object"),
     ],
 )
-def test_a_malformed_file_is_refused_by_the_field(spoil: Any, said: str) -> None:
-    data = json.loads(CHAIN.to_json())
+def test_a_malformed_file_is_refused_by_the_field(spoil: Any, said: str, of_chain: Frontier) -> None:
+    data = json.loads(of_chain.to_json())
     spoil(data)
     with pytest.raises(FormatError, match=said):
         Frontier.from_json(json.dumps(data))

@@ -18,7 +18,7 @@ GIB = 2**30
 
 @pytest.fixture(scope="module")
 def resnet():
-    return NETWORKS["resnet152"]("cpu")
+    return NETWORKS["resnet50"]("cpu")
 
 
 def most_memory():
@@ -31,7 +31,7 @@ def test_large_step_is_planned_without_its_memory(resnet, device, label):
     before = most_memory()
     plan = lowtide.plan(model, *batch, device=device)
     assert plan.graph.device == label
-    assert 8 * GIB < plan.peak < 9 * GIB
+    assert 7 * GIB < plan.peak < 8 * GIB
     assert most_memory() - before < plan.peak / 8
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
-from lowtide.run.inductor.scheduler_order import stand_together
+import pytest
+
+pytestmark = pytest.mark.slow  # Inductor is imported, which takes seconds
 
 MIB = 2**20
 
@@ -51,6 +53,12 @@ class Copies:
 
     def get_nodes(self):
         return self.parts
+
+
+def stand_together(*nodes):
+    from lowtide.run.inductor import scheduler_order
+
+    return scheduler_order.stand_together(*nodes)
 
 
 def test_loops_on_two_sides_of_a_kernel_of_its_own_do_not_stand_together():

@@ -11,7 +11,6 @@ from torch import nn
 import lowtide
 from lowtide.errors import BudgetTooSmall, LowtideError, PlanMismatch
 from lowtide.options import Options
-from lowtide.run.inductor.step import Partitioner, _Attempt
 from lowtide.sketching import choose as choosing
 from lowtide.sketching.decide import MARGIN, Draft, decide
 from lowtide.sketching.kinds import KINDS
@@ -349,6 +348,8 @@ def test_a_plan_brings_its_choice_along(choose, tmp_path):
 
 
 def test_compiled_graphs_of_other_choices_have_other_names():
+    from lowtide.run.inductor.step import Partitioner, _Attempt
+
     schedule, graph = lowtide.Schedule((), ()), SimpleNamespace(fingerprint="")
     names = set()
     for sketched, trimmed in (((), ()), (("a",), ()), (("b",), ()), ((), ("a",))):
