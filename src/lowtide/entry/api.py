@@ -16,6 +16,7 @@ from ..capture.meta_model import fakes_for_meta
 from ..capture.torch_errors import OnlyPlanned, clear_errors, users_error
 from ..console.call_fit import misfit, takes_by_name
 from ..console.log import planning
+from ..distributed.fsdp_groups import holds_sharded
 from ..errors import CaptureError, GraphBreak, LowtideError
 from ..measuring.trial import modules_of
 from ..options import Options
@@ -86,10 +87,18 @@ def cap(
             "this model is compiled in place already (model.compile()); cap it instead of compiling it, or "
             'compile it with backend="lowtide"'
         )
-    capped = Capped(_call_of(model), chosen, module=model)
+    capped = _capped(model, chosen)
     put(model, capped)
     watch(capped)
     return model
+
+
+def _capped(model: torch.nn.Module, options: Options) -> Capped:
+    if not holds_sharded(model):
+        return Capped(_call_of(model), options, module=model)
+    from .capped_units import CappedUnits
+
+    return CappedUnits(_call_of(model), options, module=model)
 
 
 def _refuse_wrappers(model: torch.nn.Module) -> None:
@@ -136,6 +145,7 @@ def uncap(model: F) -> F:
     forget(capped)
     if isinstance(model, torch.nn.Module):
         remove(model)
+        capped.let_go()
         return model
     return capped.function  # type: ignore[return-value]
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .tracker import generated_code_tells, live_storages, resized_storages_tell
+from .tracker import collectives_tell, generated_code_tells, live_storages, resized_storages_tell
 
 __all__ = ["Measurement", "measure"]
 
@@ -69,7 +69,7 @@ def _on_cpu(step: Callable[[], Any], resident: Iterable[torch.Tensor]) -> Measur
     tracker = live_storages()
     for tensor in resident:
         tracker.give(tensor)
-    with generated_code_tells(tracker), resized_storages_tell(tracker):
+    with generated_code_tells(tracker), resized_storages_tell(tracker), collectives_tell(tracker):
         start = time.perf_counter()
         with tracker.mode:
             step()

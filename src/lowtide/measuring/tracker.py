@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from .._torch import generated_modules, private, storage_key
+from .._torch import generated_modules, in_process_group, private, storage_key
 from ..devices.allocator import rounded
 from ..torch_state.dispatch_modes import in_place_of_operators
 
-__all__ = ["generated_code_tells", "live_storages", "resized_storages_tell"]
+__all__ = ["collectives_tell", "generated_code_tells", "live_storages", "resized_storages_tell"]
 
 _leaves = private("tree_leaves")
 
@@ -36,6 +36,7 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
         self.input_bytes = 0
         self.made = 0
         self.made_peak = 0
+        self.in_collective = False
 
     @property
     def peak(self) -> int:
@@ -94,8 +95,9 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
     def call(self, operator: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call an operator, and count what it reads and what it gives."""
         for leaf in _leaves((args, kwargs)):
-            # What an operator reads and nobody has made under this mode was there before.
-            self.give(leaf)
+            # What an operator reads and nobody has made under this mode was there before; but a collective
+            # on the CPU has scratch memory of its own, which it makes past every operator.
+            self.make(leaf) if self.in_collective else self.give(leaf)
         result = operator(*args, **kwargs)
         for leaf in _leaves(result):
             self.make(leaf)
@@ -141,6 +143,28 @@ def resized_storages_tell(tracker: live_storages) -> Iterator[None]:
             del kind.resize_
         else:
             kind.resize_ = silent  # type: ignore[method-assign]
+
+
+@contextmanager
+def collectives_tell(tracker: live_storages) -> Iterator[None]:
+    """Let it be known when a collective is waited for: that is where it works on the CPU."""
+    if not in_process_group():
+        yield
+        return
+    kind, silent = torch.distributed.Work, torch.distributed.Work.wait
+
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        tracker.in_collective = True
+        try:
+            return silent(*args, **kwargs)
+        finally:
+            tracker.in_collective = False
+
+    kind.wait = wait  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind.wait = silent  # type: ignore[method-assign]
 
 
 @contextmanager
