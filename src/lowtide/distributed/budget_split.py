@@ -8,7 +8,7 @@ from functools import cached_property
 
 from ..errors import BudgetTooSmall
 from ..planner.unit_plans import choice_of, saved_by
-from ..planner.unit_split import Choice, Moment, peak_of, smallest, split
+from ..planner.unit_split import Moment, peak_of, smallest, split
 from ..plans.graph import Graph
 from ..plans.planned_step import Plan
 from ..plans.simulator import simulate
@@ -23,7 +23,10 @@ SAVED = "saved by other units"
 
 @dataclass(frozen=True)
 class Split:
-    """A plan for each call of a unit, the peak of the whole step, and what it is without a budget."""
+    """A plan for each call of a unit, the peak of the whole step, and what it is without a budget.
+
+    `base` was there when the budget was split, `outside` is what the root holds between forward and backward.
+    """
 
     calls: tuple[UnitCall, ...]
     plans: tuple[Plan, ...]
@@ -31,7 +34,7 @@ class Split:
     uncapped: int
     plan: Plan
     base: int
-    seconds: float
+    outside: int
 
     @property
     def extra(self) -> float:
@@ -112,7 +115,7 @@ class Splitter:
             self.uncapped(),
             self.shown(plans, chosen, size),
             self.base,
-            sum(plan.seconds for plan in plans),
+            self.rehearsal.outside.get(len(calls), Beside()).outside,
         )
 
     def shown(self, plans: Sequence[Plan], chosen: Sequence[int], size: int | None) -> Plan:
@@ -186,5 +189,3 @@ def _by_kind(graph: Graph) -> dict[str, int]:
         found[value.kind] = found.get(value.kind, 0) + value.bytes
     return found
 
-
-_ = Choice

@@ -212,7 +212,8 @@ class _Stage:
             )
         cast = _cast(_input_dtype(unit.state), (args, kwargs))
         with self.tracker.looking_away():
-            planned = self.plan(unit, *cast) if torch.is_grad_enabled() else None
+            # Of copies: what torch keeps of a capture would keep the tensors of this step alive.
+            planned = self.plan(unit, *_copied(cast)) if torch.is_grad_enabled() else None
         if planned is None:  # it has no backward, and runs as it is
             return self.pass_through(unit, args, kwargs)
         args, kwargs = cast
@@ -273,9 +274,7 @@ class _Stage:
     def fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """A fake tensor like another one; the same one for the same one."""
         if id(tensor) not in self.fakes:
-            made = torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-            )
+            made = _like(tensor)
             is_parameter = isinstance(tensor, torch.nn.Parameter)
             self.fakes[id(tensor)] = torch.nn.Parameter(made, False) if is_parameter else made
             self.fakes[id(tensor)].requires_grad_(tensor.requires_grad)
@@ -410,6 +409,25 @@ def _cast(dtype: torch.dtype | None, tree: Any) -> Any:
     if dtype is None:
         return tree
     return _map_tensors(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, tree)
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """A new tensor like another one, in a storage as large: a plan counts all that a view looks at."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
+        return torch.empty_like(tensor)
+    items = tensor.untyped_storage().nbytes() // tensor.itemsize
+    block = torch.empty(items, dtype=tensor.dtype, device=tensor.device)
+    return block.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _copied(tree: Any) -> Any:
+    """Other tensors like those of a tree, with a history of their own where these have one."""
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        made = tensor.detach().requires_grad_(tensor.requires_grad)
+        return made if tensor.is_leaf else made.clone()
+
+    return _map_tensors(torch.Tensor, copied, tree)
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -22,13 +22,15 @@ from ..capture.rewrites.autocast import mark_regions
 from ..capture.rewrites.random_draws import lay_out_calls
 from ..capture.step_inputs import StepInputs
 from ..capture.torch_errors import OnlyPlanned, clear_errors
-from ..errors import CaptureError, NothingToTrain, UnsupportedBackward
+from ..errors import CaptureError, NothingToTrain, PlanMismatch, UnsupportedBackward
+from ..devices.memory import memory_of
 from ..lowering.changed_inputs import Watch, Watched
 from ..options import Options
 from ..pipeline.compiled_calls import fresh
 from ..pipeline.eager_step import eager_runner
 from ..pipeline.in_flight import Caller
 from ..pipeline.runnable_step import RunnableStep, runnable
+from ..planner.unit_plans import choice_of, saved_by, unit_plans
 from ..plans.graph import Graph
 from ..plans.planned_step import Plan
 from ..sketching.marker import leaving_marks
@@ -83,7 +85,7 @@ class SharedRunners:
         found, _ = self.made.get(key, (None, None))
         if found is None:
             with private("without_modes")():
-                found = eager_runner(asked, module, inputs)
+                found = _following(asked, module, inputs)
             if key is not None:
                 self.made[key] = found, asked.options.plan  # held, so that its id stays its own
         return replace(found, inputs=asked.inputs)
@@ -99,6 +101,34 @@ class SharedRunners:
             *(facts.roles, facts.leaves, facts.storages, facts.cast_once),
             *(id(asked.options.plan), asked.autocast),
         )
+
+
+def _following(asked: Asked, module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
+    """The runner of the plan that is wanted; where the real step is another than the rehearsed, of one like it.
+
+    A unit may be captured otherwise than the one that stood for its kind, or with other strides.
+    """
+    wanted = asked.options.plan
+    assert wanted is not None
+    try:
+        return eager_runner(asked, module, inputs)
+    except PlanMismatch:
+        graph = _graph_of(replace(asked, options=replace(asked.options, plan=None)), module, inputs)
+        room = choice_of(wanted)
+        plans = unit_plans(graph, memory_of(graph, None).blocks)
+        fitting = [plan for plan in plans if saved_by(plan) <= room.saved and plan.peak <= room.peak]
+        if not fitting:
+            raise
+        like = min(fitting, key=lambda plan: plan.seconds)
+        return eager_runner(replace(asked, options=replace(asked.options, plan=like)), module, inputs)
+
+
+def _graph_of(asked: Asked, module: fx.GraphModule, inputs: Sequence[Any]) -> Graph:
+    try:
+        eager_runner(replace(asked, only_plan=True), module, inputs)
+    except OnlyPlanned as ended:
+        return ended.plan.graph
+    raise CaptureError("torch captured no graph of this unit")
 
 
 def _meta(item: Any) -> Any:

@@ -31,6 +31,7 @@ from .capped import Capped
 from .entries import fresh
 from .in_place import capped_of, put, remove, replaced
 from .whole_steps import refuse_lazy, refuse_part, refuse_what_is_not_captured
+from .wrappers import refuse_wrappers
 
 __all__ = ["cap", "plan", "plan_of", "uncap"]
 
@@ -73,7 +74,7 @@ def cap(
         raise LowtideError(f"cap takes a module or a function, not a {type(model).__name__}")
     if not isinstance(model, torch.nn.Module):
         return _wrap(model, chosen)  # type: ignore[no-any-return]
-    _refuse_wrappers(model)
+    refuse_wrappers(model)
     inner = [name for name, part in model.named_modules() if name and capped_of(part) is not None]
     if inner:
         raise LowtideError(f"{inner[0]!r} inside this model is capped already; lowtide.uncap it first")
@@ -99,17 +100,6 @@ def _capped(model: torch.nn.Module, options: Options) -> Capped:
     from .capped_units import CappedUnits
 
     return CappedUnits(_call_of(model), options, module=model)
-
-
-def _refuse_wrappers(model: torch.nn.Module) -> None:
-    """Refuse what cannot hold a cap: it would be lost, or end in an error at the first call."""
-    if isinstance(model, torch.jit.ScriptModule):
-        raise LowtideError("a model of torch.jit cannot be captured; cap the module that it was made from")
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise LowtideError(
-            "cap the module and wrap it then, as in DistributedDataParallel(lowtide.cap(model, ...)): what "
-            "DDP does around the module cannot be captured"
-        )
 
 
 def _call_of(module: torch.nn.Module) -> Callable[..., Any]:

@@ -61,6 +61,7 @@ class CappedUnits(Capped):
         self.rehearsals: dict[Any, Rehearsal] = {}
         self.splits: dict[Any, Split] = {}
         self.turns: _Turns | None = None
+        self.outside = 0
         self.install_forwards()
 
     def install_forwards(self) -> None:
@@ -98,6 +99,7 @@ class CappedUnits(Capped):
             self.turns = None
         self.calls += 1
         self.plan = split.plan
+        self.outside += split.outside
         return result
 
     def call_unit(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -121,6 +123,8 @@ class CappedUnits(Capped):
             oldest = next(iter(self.rehearsals))
             del self.rehearsals[oldest]
             self.splits.pop(oldest, None)
+        if not held_beside(self.caller):
+            self.outside = 0
         bands = self.bands(args, kwargs)
         known = self.splits.get(key)
         if known is not None and self.still_fits(known, sum(bands.values())):
@@ -183,10 +187,11 @@ class CappedUnits(Capped):
         return {name: size for name, size in found.items() if size}
 
     def in_flight(self) -> int:
-        """The bytes of calls whose backward is still to come."""
+        """The bytes of calls whose backward is still to come, and of what the root saved for them."""
         if held_beside(self.caller):
             gc.collect()  # a call that only a cycle of objects holds may be gone
-        return held_beside(self.caller)
+        held = held_beside(self.caller)
+        return held + self.outside if held else 0
 
     def resident(self) -> int:
         """The bytes of buffers, and of parameters that are not sharded."""
