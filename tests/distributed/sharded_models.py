@@ -1,8 +1,10 @@
 """Small sharded models, and the training loop that is run with and without a cap on each rank."""
 
+from functools import partial
+
 import torch
 from torch.distributed.fsdp import fully_shard
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy, gelu
 
 import lowtide
 
@@ -16,7 +18,7 @@ class Block(torch.nn.Module):
         self.dropout = torch.nn.Dropout(dropout)
 
     def forward(self, x, scale=None):
-        y = self.dropout(self.down(F.gelu(self.up(self.norm(x)))))
+        y = self.dropout(self.down(gelu(self.up(self.norm(x)))))
         return x + (y if scale is None else scale * y)
 
 
@@ -40,7 +42,7 @@ class Model(torch.nn.Module):
         for block in self.blocks:
             x = block(x, scale=self.scale) if self.scaled else block(x)
         logits = self.head(self.norm(x))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten()) if self.loss else logits
+        return cross_entropy(logits.flatten(0, 1), targets.flatten()) if self.loss else logits
 
 
 def shard(model, **options):
@@ -53,7 +55,9 @@ def plain_step(model, batch, number):
     model(batch, batch).backward()
 
 
-def train(make, budget, *, rank, steps=4, step=plain_step, sizes=(8,), length=32, optimizer=torch.optim.AdamW):
+def train(
+    make, budget, *, rank, steps=4, step=plain_step, sizes=(8,), length=32, optimizer=torch.optim.AdamW
+):
     """Losses and weights after some steps, peaks of each, and the model; the same numbers each time."""
     torch.manual_seed(0)
     model = make()
@@ -65,7 +69,7 @@ def train(make, budget, *, rank, steps=4, step=plain_step, sizes=(8,), length=32
         torch.manual_seed(100 * number + rank)
         batch = torch.randint(0, 40, (sizes[number % len(sizes)], length))
         state = [local(item) for each in trained.state.values() for item in each.values()]
-        taken = lowtide.measure(lambda: step(model, batch, number), device="cpu", resident=state)
+        taken = lowtide.measure(partial(step, model, batch, number), device="cpu", resident=state)
         peaks.append(taken.peak)
         gradients = [parameter.grad for parameter in model.parameters()]
         found += [None if gradient is None else local(gradient).clone() for gradient in gradients]

@@ -109,7 +109,9 @@ def _scaled_bytes(
     state: dict[str, Any], parameter: torch.Tensor, device: torch.device, *, on_device: bool
 ) -> int:
     """The bytes of such a state for a whole parameter."""
-    held = parameter.to_local() if hasattr(parameter, "to_local") else parameter  # of a DTensor, this rank's part
+    held = (
+        parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    )  # of a DTensor, this rank's part
     real = dict(zip(SIZES, held.shape or (1,), strict=False))
     total = 0
     for tensor in (item for item in state.values() if isinstance(item, torch.Tensor)):

@@ -89,7 +89,7 @@ class Splitter:
         return peak_of(self.moments, self.end, [0] * len(self.moments))
 
     def under(self, asked: Budget, size: int | None) -> Split:
-        """The split under a budget in bytes, None for the smallest peak; `BudgetTooSmall` where nothing fits."""
+        """The split under a budget in bytes, None for the smallest peak; `BudgetTooSmall` if nothing fits."""
         least = None
         if size is None:
             chosen = smallest(self.moments, self.end)
@@ -136,8 +136,8 @@ class Splitter:
             timeline=simulate(graph, plan.schedule),
             budget=size,
             notes=(
-                f"one budget over {names} units of fully_shard: this is {call.unit.name}, beside which there is "
-                "most; the others have plans of their own",
+                f"one budget over {names} units of fully_shard: this is {call.unit.name}, beside which there "
+                "is most; the others have plans of their own",
                 "outside of the units the model runs as it is: its bytes are counted, and nothing of it is "
                 "recomputed",
             ),
@@ -179,7 +179,10 @@ def worst(call: UnitCall) -> Beside:
 
 
 def _unit_of(least: Split) -> str:
-    sizes = [(plan.graph.fingerprint == least.plan.graph.fingerprint, call) for plan, call in zip(least.plans, least.calls, strict=True)]
+    sizes = [
+        (plan.graph.fingerprint == least.plan.graph.fingerprint, call)
+        for plan, call in zip(least.plans, least.calls, strict=True)
+    ]
     return next((call.unit.name for same, call in sizes if same), "the unit")
 
 
@@ -188,4 +191,3 @@ def _by_kind(graph: Graph) -> dict[str, int]:
     for value in graph.values:
         found[value.kind] = found.get(value.kind, 0) + value.bytes
     return found
-

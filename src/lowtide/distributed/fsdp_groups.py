@@ -80,7 +80,7 @@ class Sharded:
             if parameter.offload_to_cpu:
                 raise LowtideError(
                     "this model is sharded with a CPUOffloadPolicy, whose copies between host and device no "
-                    "plan counts. Shard it without, and let the cap make the room: it plans what is recomputed"
+                    "plan counts. Shard it without, and let the cap make the room by recomputing"
                 )
             if hasattr(parameter.sharded_param.to_local(), "fsdp_pre_all_gather"):
                 raise LowtideError(
@@ -100,6 +100,12 @@ class Sharded:
         for place, state in enumerate(self.states):
             for group in groups_of(state):
                 yield from ((place, group, parameter) for parameter in group.fsdp_params)
+
+    def other_parameters(self) -> Iterator[torch.Tensor]:
+        """The parameters that are not sharded: those that the user had ignored."""
+        own = {id(parameter.sharded_param) for _, _, parameter in self.parameters()}
+        own |= {id(private_of(parameter, "fsdp_whole", None)) for _, _, parameter in self.parameters()}
+        yield from (parameter for parameter in self.root.parameters() if id(parameter) not in own)
 
     def groups(self) -> list[Group]:
         """The sizes as they are now; what the user switches between steps is read anew."""

@@ -8,8 +8,8 @@ read in torch 2.13):
 - forward: the buffer of a gather stays until the next group has been gathered, the last one until the root's
   forward ends;
 - before a backward the buffer is freed at once, and the gather for the group before it is begun;
-- after a backward parameters are freed, then gradients are copied into the buffer of the reduce-scatter, which
-  stays until the next group's.
+- after a backward parameters are freed, then gradients are copied into the buffer of the reduce-scatter,
+  which stays until the next group's.
 
 No torch; sizes are bytes as the device's allocator rounds them.
 """
@@ -26,17 +26,18 @@ __all__ = ["Group", "Ledger"]
 class Group:
     """The bytes of the parameters that FSDP gathers and reduces together.
 
-    `sharded` is this rank's part, `whole` the gathered parameters, `gather` the buffer of their collective and
-    `cast` the copy of the part in another precision that goes into it; `recopied` is what is copied once more
-    since it is sharded along another dimension than the first. `gradients` are those of the whole parameters,
+    `sharded` is this rank's part, `whole` the gathered parameters, `gather` the buffer of their collective
+    and `cast` the copy of the part in another precision that goes into it; `recopied` is what is copied once
+    more since it is sharded along another dimension than the first. `gradients` are those of the whole
+    parameters,
     `scatter` the buffer of the reduce-scatter, `reduced` what comes out of it where that is cast once more,
     `kept` what is left in `.grad`, and `summed` the gradients that wait while they are not synchronised;
     `recast` says that those are copies in another precision. `scratch` is what the reduce-scatter takes for
     itself: on the CPU a copy of its input.
 
     `frees` says that parameters are freed after the forward, `frees_after_backward` after the backward,
-    `reduces` that gradients are synchronised, `has_gradients` and `has_sums` that there are gradients already:
-    this rank's part of them, or those of the whole parameters.
+    `reduces` that gradients are synchronised, `has_gradients` and `has_sums` that there are gradients
+    already: this rank's part of them, or those of the whole parameters.
     """
 
     name: str
@@ -69,7 +70,9 @@ class Ledger:
     are what it holds now, besides this rank's part of the parameters.
     """
 
-    def __init__(self, groups: Sequence[Group], note: Callable[[int], None], *, buffers_kept: int = 1) -> None:
+    def __init__(
+        self, groups: Sequence[Group], note: Callable[[int], None], *, buffers_kept: int = 1
+    ) -> None:
         self.groups = groups
         self.root = len(groups) - 1
         self.say = note
@@ -78,6 +81,7 @@ class Ledger:
         self.pending: set[int] = set()
         self.retained = 0
         self.scattering: list[int] = []
+        self.scratch = 0
         self.order: list[int] = []
         self.places: dict[int, list[int]] = {}
         self.gradients = 0
@@ -92,7 +96,7 @@ class Ledger:
     def buffers(self) -> int:
         """Bytes of the buffers of collectives."""
         waiting = sum(self.groups[index].gather for index in self.pending)
-        return waiting + self.retained + sum(self.scattering) + self.passing
+        return waiting + self.retained + sum(self.scattering) + self.scratch + self.passing
 
     @property
     def now(self) -> int:
@@ -164,6 +168,7 @@ class Ledger:
         self.note(made + group.scatter + group.recopied)
         self.scattering.append(group.scatter)
         self.note(group.scratch + group.reduced + group.kept)
+        self.scratch = group.scratch  # a thread of its own frees it, sooner or later
         if not group.has_gradients:
             self.gradients += group.kept
         self.note()

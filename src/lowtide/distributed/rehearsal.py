@@ -1,10 +1,11 @@
 """A step of a sharded model, rehearsed: what is there at each moment besides what its units save and take.
 
 The model's own code runs forward and backward on fake tensors, which have sizes and no bytes; nothing is
-gathered or reduced, and nothing of the model changes. For each unit stands a function that makes outputs of the
-right sizes, holds its inputs and outputs until its backward, as the unit will, and makes gradients for its
-inputs. A tracker counts what is alive, a `Ledger` what FSDP adds. Out come, for each call of a unit, the bytes
-beside it, and for each number of units that wait for their backward, the most bytes outside of all units.
+gathered or reduced, and nothing of the model changes. For each unit stands a function that makes outputs of
+the right sizes, holds its inputs and outputs until its backward, as the unit will, and makes gradients for
+its inputs. A tracker counts what is alive, a `Ledger` what FSDP adds. Out come, for each call of a unit, the
+bytes beside it, and for each number of units that wait for their backward, the most bytes outside of all
+units.
 """
 
 from __future__ import annotations
@@ -128,8 +129,8 @@ def rehearse(
 ) -> Rehearsal:
     """Run a step of a sharded model on fake tensors.
 
-    `plan` is asked for a plan at each call of a unit, `key` for what tells such calls apart. `outside` are the
-    bytes of a loss that the caller computes from the outputs.
+    `plan` is asked for a plan at each call of a unit, `key` for what tells such calls apart. `outside` are
+    the bytes of a loss that the caller computes from the outputs.
     """
     return _Stage(sharded, plan, key).run(args, dict(kwargs), outside)
 
@@ -355,10 +356,10 @@ class _Stage:
 def _not_rehearsed(error: Exception) -> CaptureError:
     said = str(error).strip().partition("\n")[0]
     return CaptureError(
-        "the step of a model that is sharded by fully_shard is rehearsed on fake tensors, to know what it takes "
-        f"outside of its units, and that failed: {type(error).__name__}: {said}. Code of the model outside of "
-        "its units may not look at values of tensors (`.item()`, `print`, `if tensor`): take that out, or move "
-        "it to the training loop"
+        "the step of a model that is sharded by fully_shard is rehearsed on fake tensors, to know what it "
+        f"takes outside of its units, and that failed: {type(error).__name__}: {said}. Code of the model "
+        "outside of its units may not look at values of tensors (`.item()`, `print`, `if tensor`): take that "
+        "out, or move it to the training loop"
     )
 
 
@@ -367,7 +368,9 @@ class _StandIn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, stage: _Stage, index: int, like: list[Any], *inputs: torch.Tensor) -> Any:
-        outputs = tuple(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in like)
+        outputs = tuple(
+            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in like
+        )
         ctx.stage, ctx.index = stage, index
         ctx.mark_non_differentiable(*(o for o, t in zip(outputs, like, strict=True) if not t.requires_grad))
         ctx.save_for_backward(*inputs, *outputs)

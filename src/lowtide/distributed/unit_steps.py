@@ -22,8 +22,8 @@ from ..capture.rewrites.autocast import mark_regions
 from ..capture.rewrites.random_draws import lay_out_calls
 from ..capture.step_inputs import StepInputs
 from ..capture.torch_errors import OnlyPlanned, clear_errors
-from ..errors import CaptureError, NothingToTrain, PlanMismatch, UnsupportedBackward
 from ..devices.memory import memory_of
+from ..errors import CaptureError, NothingToTrain, PlanMismatch, UnsupportedBackward
 from ..lowering.changed_inputs import Watch, Watched
 from ..options import Options
 from ..pipeline.compiled_calls import fresh
@@ -41,7 +41,9 @@ from .fsdp_groups import Unit, groups_of
 __all__ = ["SharedRunners", "UnitSteps", "captured_graph"]
 
 
-def captured_graph(unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Graph | None:
+def captured_graph(
+    unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
+) -> Graph | None:
     """The priced graph of a unit's step, from fake tensors; None where no gradient passes it."""
     asked = Asked(_unit_options(options, None), only_plan=True)
 
@@ -104,7 +106,7 @@ class SharedRunners:
 
 
 def _following(asked: Asked, module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
-    """The runner of the plan that is wanted; where the real step is another than the rehearsed, of one like it.
+    """The runner of the plan that is wanted, or of one like it where the real step is another.
 
     A unit may be captured otherwise than the one that stood for its kind, or with other strides.
     """
@@ -185,7 +187,7 @@ class UnitSteps:
         return entry
 
     def step(self, plan: Plan, module: fx.GraphModule, inputs: Sequence[Any]) -> RunnableStep:
-        """The step of a captured graph by a plan; gradients that are there already are autograd's to add to."""
+        """The step of a captured graph by a plan; autograd adds to gradients that are there already."""
         facts = replace(StepInputs.of(module, inputs), accumulating=frozenset())
         asked = Asked(_unit_options(self.options, plan), facts, autocast=self.caller.autocast)
         runner = self.shared.find(asked, module, inputs)
@@ -225,10 +227,10 @@ class _GatheredWatch(Watch):
             for (name, part), version in zip(self.gathered, before, strict=True):
                 if private_of(part, "version") != version:
                     raise UnsupportedBackward(
-                        f"{name} was written to in place (by an optimizer's step, say) between the forward and "
-                        "its backward. To stay under the budget, the backward recomputes from it what plain "
-                        "PyTorch would have kept, so the gradients would be wrong. Change it before the "
-                        "forward or after the backward, or lowtide.uncap the model."
+                        f"{name} was written to in place (by an optimizer's step, say) between the forward "
+                        "and its backward. To stay under the budget, the backward recomputes from it what "
+                        "plain PyTorch would have kept, so the gradients would be wrong. Change it before "
+                        "the forward or after the backward, or lowtide.uncap the model."
                     )
 
         return before_backward

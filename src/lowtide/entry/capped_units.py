@@ -1,16 +1,17 @@
 """A capped model that `fully_shard` was called on: one budget over its units, on each device.
 
-FSDP gathers and frees the parameters of a unit in hooks around its forward, which no capture can hold. So the
-unit's own forward, inside of the hooks, is captured and planned. Before the first step of a shape the whole step
-is rehearsed on fake tensors, which tells what is there at each unit's turn; the budget is split over the units
-then, and the first step already runs under it.
+FSDP gathers and frees the parameters of a unit in hooks around its forward, which no capture can hold. So
+the unit's own forward, inside of the hooks, is captured and planned. Before the first step of a shape the
+whole step is rehearsed on fake tensors, which tells what is there at each unit's turn; the budget is split
+over the units then, and the first step already runs under it.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,18 +21,19 @@ from ..capture.torch_errors import CAPPED_INSIDE
 from ..console.log import log, planning
 from ..devices.allocator import rounded
 from ..devices.baseline import states
-from ..devices.memory import DeviceMemory, memory_of
+from ..devices.memory import memory_of
 from ..distributed.budget_split import Split, Splitter
 from ..distributed.fsdp_groups import Sharded, Unit
 from ..distributed.rehearsal import Rehearsal, rehearse
 from ..distributed.unit_steps import SharedRunners, UnitSteps, captured_graph
-from ..errors import CaptureError, LowtideError
+from ..errors import BudgetTooSmall, CaptureError, LowtideError
 from ..options import Options
 from ..pipeline.compiled_calls import key_of
-from ..pipeline.in_flight import BAND, held_beside
+from ..pipeline.in_flight import BAND, held_beside, too_many
 from ..pipeline.optimizer_steps import seen_for
 from ..planner.budgets import resolve
 from ..planner.unit_plans import unit_plans
+from ..plans.graph import Graph
 from ..plans.planned_step import Plan
 from ..units import format_bytes
 from .capped import Capped
@@ -55,7 +57,9 @@ class CappedUnits(Capped):
             )
         shared = SharedRunners()
         self.steps = {
-            id(unit): UnitSteps(unit, options, self.caller, shared) for unit in self.sharded.units if unit.whole
+            id(unit): UnitSteps(unit, options, self.caller, shared)
+            for unit in self.sharded.units
+            if unit.whole
         }
         self.kinds: dict[Any, tuple[Plan, ...] | None] = {}
         self.rehearsals: dict[Any, Rehearsal] = {}
@@ -93,14 +97,22 @@ class CappedUnits(Capped):
         refuse_what_is_not_captured()
         split = self.split_for(args, kwargs)
         self.turns = _Turns(split)
+        captured = self.captured
         try:
             result = self.function(*args, **kwargs)
         finally:
             self.turns = None
+        if self.captured > captured:
+            gc.collect()  # a capture leaves cycles that hold frames of the model, and so its tensors
         self.calls += 1
         self.plan = split.plan
         self.outside += split.outside
         return result
+
+    @property
+    def captured(self) -> int:
+        """How many forwards of units are captured."""
+        return sum(len(steps.entries) for steps in self.steps.values())
 
     def call_unit(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The forward of a unit: by its plan where the capped model is called and trains."""
@@ -141,9 +153,17 @@ class CappedUnits(Capped):
         return base <= known.base or (limit is not None and known.peak + base - known.base <= limit)
 
     def rehearsed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rehearsal:
-        return rehearse(
-            self.sharded, args, kwargs, plan=self.plans_of, key=key_of, outside=self.options.outside
-        )
+        """The step on fake tensors; once more where units were captured in it.
+
+        What a capture leaves to the garbage collector has frames of the model's own code, and so keeps
+        tensors alive that would be counted.
+        """
+        known = len(self.kinds)
+        outside = self.options.outside
+        found = rehearse(self.sharded, args, kwargs, plan=self.plans_of, key=key_of, outside=outside)
+        if len(self.kinds) > known:
+            found = rehearse(self.sharded, args, kwargs, plan=self.plans_of, key=key_of, outside=outside)
+        return found
 
     def plans_of(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan, ...] | None:
         """The plans of a unit; units that are alike are captured once here."""
@@ -160,17 +180,18 @@ class CappedUnits(Capped):
             raise CaptureError("no unit of fully_shard was called in this step: there is nothing to plan")
         budget = self.options.budget
         assert budget is not None
-        size = resolve(budget, splitter.uncapped(), self.memory(rehearsal, splitter.base))
-        return splitter.under(budget, size)
-
-    def memory(self, rehearsal: Rehearsal, base: int) -> DeviceMemory:
-        return memory_of(rehearsal.calls[0].planned[0].graph, None)
+        size = resolve(budget, splitter.uncapped(), memory_of(_graph_of(rehearsal), None))
+        try:
+            return splitter.under(budget, size)
+        except BudgetTooSmall:
+            if BAND in bands:
+                raise too_many(self.caller, size) from None
+            raise
 
     def bands(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, int]:
         """What is there during the whole step, besides what FSDP adds and the model takes."""
         device, sharded = self.sharded.device, self.sharded
-        trained = list(self.trained())
-        others = [one for _, one in seen_for(map(_ref, trained), device)]
+        others = [one for _, one in seen_for(map(weakref.ref, self.trained()), device)]
         counted = states(self.options.optimizer, others, device)
         found = {
             "sharded parameters": sum(group.sharded for group in sharded.groups()),
@@ -180,7 +201,9 @@ class CappedUnits(Capped):
             BAND: self.in_flight(),
         }
         if device.type == "cuda":
-            batch = sum(t.nbytes for t in private("tree_leaves")((args, kwargs)) if isinstance(t, torch.Tensor))
+            batch = sum(
+                t.nbytes for t in private("tree_leaves")((args, kwargs)) if isinstance(t, torch.Tensor)
+            )
             coming = sum(state.coming for state in counted)
             there = torch.cuda.memory_allocated(device) - batch - sum(found.values()) + coming
             found["other"] = max(there, 0)
@@ -196,16 +219,22 @@ class CappedUnits(Capped):
     def resident(self) -> int:
         """The bytes of buffers, and of parameters that are not sharded."""
         device = self.sharded.device
-        own = {id(parameter.sharded_param) for _, _, parameter in self.sharded.parameters()}
-        assert self.module is not None
-        tensors = [*self.module.buffers(), *(p for p in self.module.parameters() if id(p) not in own)]
-        return sum(rounded(t.nbytes, device) for t in tensors if _is_plain(t) and t.device.type == device.type)
+        tensors = [*self.sharded.root.buffers(), *self.sharded.other_parameters()]
+        return sum(
+            rounded(t.nbytes, device) for t in tensors if _is_plain(t) and t.device.type == device.type
+        )
+
+    def trained(self) -> Iterator[torch.Tensor]:
+        """What it trains: this rank's parts, whatever stands in the modules at the moment."""
+        yield from (parameter.sharded_param for _, _, parameter in self.sharded.parameters())
+        yield from self.sharded.other_parameters()
 
     def say_split(self, split: Split) -> None:
         budget = "none" if split.plan.budget is None else format_bytes(split.plan.budget)
         units = len(self.steps)
         log.info(
-            "planned over %d units of fully_shard: peak %s of %s uncapped on this device, budget %s, %+.1f%% time",
+            "planned over %d units of fully_shard: peak %s of %s uncapped on this device, budget %s, "
+            "%+.1f%% time",
             units,
             format_bytes(split.peak),
             format_bytes(split.uncapped),
@@ -267,9 +296,10 @@ def _kind(module: torch.nn.Module) -> tuple[Any, ...]:
 _PLAIN = (bool, int, float, str)
 
 
+def _graph_of(rehearsal: Rehearsal) -> Graph:
+    plans: tuple[Plan, ...] = rehearsal.calls[0].planned
+    return plans[0].graph
+
+
 def _is_plain(tensor: torch.Tensor) -> bool:
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
-
-
-def _ref(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    return lambda: tensor

@@ -25,20 +25,32 @@ def refuse_wrappers(model: torch.nn.Module) -> None:
         )
     if _is_of_deepspeed(model):
         raise LowtideError(
-            "an engine of DeepSpeed runs its own backward and gathers parameters in its own hooks: a cap cannot "
-            "see what it takes. Use DeepSpeed's activation checkpointing with it; or shard the model with "
-            f"torch's own fully_shard, which can be capped: {_SHARD}"
+            "an engine of DeepSpeed runs its own backward and gathers parameters in its own hooks: a cap "
+            "cannot see what it takes. Use DeepSpeed's activation checkpointing with it; or shard the model "
+            f"with torch's own fully_shard, which can be capped: {_SHARD}"
         )
     if any(map(_is_fsdp1, model.modules())):
         raise LowtideError(
-            "FullyShardedDataParallel (FSDP1) flattens the parameters of a model, and what it does in its hooks "
-            f"cannot be captured. Its successor, fully_shard (FSDP2), can be capped: {_SHARD}"
+            "FullyShardedDataParallel (FSDP1) flattens the parameters of a model, and what it does in its "
+            f"hooks cannot be captured. Its successor, fully_shard (FSDP2), can be capped: {_SHARD}"
         )
     if holds_sharded(model) and not is_sharded(model):
-        raise LowtideError(
-            "parts of this model are sharded by fully_shard and the model itself is not, so that each of them "
-            f"is a root of its own. Shard the model, too, and cap it then: {_SHARD}"
+        raise LowtideError(_not_the_root(model))
+
+
+def _not_the_root(model: torch.nn.Module) -> str:
+    """What to say of a model that is not sharded itself, with sharded ones inside."""
+    inside = [name for name, part in model.named_modules() if is_sharded(part)]
+    roots = [name for name in inside if not any(name.startswith(f"{other}.") for other in inside)]
+    if len(roots) == 1:
+        return (
+            f"the sharded model is {roots[0]!r} inside of this {type(model).__name__}: cap that one, as in "
+            f"lowtide.cap(model.{roots[0]}, ...)"
         )
+    return (
+        "parts of this model are sharded by fully_shard and the model itself is not, so that each of them "
+        f"is a root of its own. Shard the model, too, and cap it then: {_SHARD}"
+    )
 
 
 def _is_of_deepspeed(model: torch.nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Calls that torch.compile captures: which of them are alike, and a code object of its own for each function."""
+"""Calls that torch.compile captures: which of them are alike, and a code object of its own for each."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ Each is judged again on the graph as it is. No torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
 
 from ..plans.graph import Graph
 from ..plans.planned_step import Plan, make_plan
@@ -23,7 +23,8 @@ _HELD = (0, 1, 2)
 """Halves of the uncapped peak at the boundary; chosen: more of them add few plans to those of blocks."""
 
 
-def unit_plans(graph: Graph, blocks: Sequence[int] | None = None) -> tuple[Plan, ...]:
+@lru_cache(maxsize=32)
+def unit_plans(graph: Graph, blocks: tuple[int, ...] | None = None) -> tuple[Plan, ...]:
     """The plans of a unit, the one that keeps everything first; `blocks` are those of a caching allocator."""
     bare = graph.replace(boundary=0, fixed={})
     whole = frontier(bare)

@@ -1,9 +1,10 @@
 """One budget over the units of a step: which plan each of them follows.
 
 Problem: the units of a step run one after another, forward, and in the opposite order backward. While one
-runs, all that ran before it hold what they saved. So with S(i) the bytes saved by the units before unit i, and
-for each unit a few plans with other (saved, peak, seconds), choose one plan per unit for the least seconds,
-such that at each unit `beside(i) + S(i) + peak <= budget`, and outside of units `outside(i) + S(i) <= budget`.
+runs, all that ran before it hold what they saved. So with S(i) the bytes saved by the units before unit i,
+and for each unit a few plans with other (saved, peak, seconds), choose one plan per unit for the least
+seconds, such that at each unit `beside(i) + S(i) + peak <= budget`, and outside of units
+`outside(i) + S(i) <= budget`.
 
 Method: a knapsack over prefixes. Labels (saved so far, seconds) go from unit to unit; those that another one
 beats in both are dropped. Less saved is never worse later on, so what is dropped was not needed: exact, up to
@@ -20,7 +21,7 @@ from typing import NamedTuple
 __all__ = ["Choice", "Moment", "peak_of", "smallest", "split", "undominated"]
 
 _MOST_LABELS = 2048
-"""Above this number labels are thinned to evenly spread ones; chosen, plans hardly move between 512 and 4096."""
+"""Above this number labels are thinned to evenly spread ones; chosen."""
 
 
 class Choice(NamedTuple):
