@@ -39,8 +39,7 @@ class Split:
     @property
     def extra(self) -> float:
         """Seconds of recomputation as a share of running everything once."""
-        once = sum(plan.seconds - plan.timeline.again for plan in self.plans)
-        return sum(plan.timeline.again for plan in self.plans) / once if once else 0.0
+        return _extra(self.plans)
 
 
 @dataclass(frozen=True)
@@ -136,8 +135,8 @@ class Splitter:
             timeline=simulate(graph, plan.schedule),
             budget=size,
             notes=(
-                f"one budget over {names} units of fully_shard: this is {call.unit.name}, beside which there "
-                "is most; the others have plans of their own",
+                f"one budget over {names} units of fully_shard, {_extra(plans):+.1%} time in all: this is "
+                f"{call.unit.name}, beside which there is most; the others have plans of their own",
                 "outside of the units the model runs as it is: its bytes are counted, and nothing of it is "
                 "recomputed",
             ),
@@ -171,6 +170,11 @@ class Splitter:
             smallest=least.peak,
             parts=parts,
         )
+
+
+def _extra(plans: Sequence[Plan]) -> float:
+    once = sum(plan.seconds - plan.timeline.again for plan in plans)
+    return sum(plan.timeline.again for plan in plans) / once if once else 0.0
 
 
 def worst(call: UnitCall) -> Beside:

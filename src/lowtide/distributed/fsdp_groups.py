@@ -133,9 +133,11 @@ class Sharded:
                 present["has_gradients"] |= parameter.sharded_param.grad is not None
                 present["has_sums"] |= _summed(parameter) is not None
                 present["recast"] |= _gathered_dtype(group, parameter) != _reduced_dtype(group, parameter)
+        forward = private_of(state, "fsdp_ahead_in_forward")
+        backward = private_of(state, "fsdp_ahead_in_backward")
         ahead = {
-            name: tuple(place_of[id(other)] for other in private_of(state, f"fsdp_{name}", ()))
-            for name in ("ahead_in_forward", "ahead_in_backward")
+            "ahead_in_forward": tuple(place_of[id(other)] for other in forward),
+            "ahead_in_backward": tuple(place_of[id(other)] for other in backward),
         }
         modules = len(private_of(state, "fsdp_modules"))
         return Group(self.names[place], modules=modules, **sizes, **flags, **present, **ahead)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ units.
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -50,19 +51,19 @@ class Beside:
 class UnitCall:
     """One call of a unit: its inputs, and what is there besides what units save, inputs included.
 
-    `planned` is what `plan` of the rehearsal returned for it. `late` is the number of units called after it
-    that still wait for their backward when its own comes: none where they come in the opposite order.
+    `planned` is what `plan` of the rehearsal returned for it, `held` the sizes of its outputs. `late` are the
+    calls after it that still wait for their backward when its own comes: none where they come in the opposite
+    order.
     """
 
     unit: Unit
     key: Any
     planned: Any = None
     inputs: int = 0
-    outputs: int = 0
+    held: dict[int, int] = field(default_factory=dict)
     forward: Beside = Beside()
     backward: Beside = Beside()
     late: tuple[int, ...] = ()
-    done: bool = False
 
 
 @dataclass
@@ -84,6 +85,7 @@ class _Tracker(live_storages):
         super().__init__(device)
         self.noted = note
         self.counts = True
+        self.unseen: list[weakref.ref[torch.UntypedStorage]] = []
 
     def storage(self, tensor: Any) -> torch.UntypedStorage | None:
         if not isinstance(tensor, torch.Tensor) or tensor.device.type != self.device.type:
@@ -93,7 +95,12 @@ class _Tracker(live_storages):
         return tensor.untyped_storage() if tensor.layout == torch.strided else None
 
     def call(self, operator: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        return super().call(operator, args, kwargs) if self.counts else operator(*args, **kwargs)
+        if self.counts:
+            return super().call(operator, args, kwargs)
+        result = operator(*args, **kwargs)
+        made = [self.storage(leaf) for leaf in _leaves(result)]
+        self.unseen += [weakref.ref(storage) for storage in made if storage is not None]
+        return result
 
     def note_peak(self) -> None:
         super().note_peak()
@@ -111,11 +118,25 @@ class _Tracker(live_storages):
     @contextmanager
     def looking_away(self) -> Iterator[None]:
         """Count nothing for a while."""
-        before, self.counts = self.counts, False
+        self.counts = False
         try:
             yield
         finally:
-            self.counts = before
+            self.counts = True
+
+    def count_what_stayed(self) -> dict[int, int]:
+        """Count what was made while nobody looked and is still there: a cache of keys and values, say."""
+        found: dict[int, int] = {}
+        for storage in (ref() for ref in self.unseen):
+            if storage is not None:
+                with private("without_modes")():
+                    whole = torch.empty(0, dtype=torch.uint8, device="meta").set_(storage)  # type: ignore[call-overload]
+                if (key := storage_key(whole)) not in self.known:
+                    found[key] = self.known[key] = rounded(storage.nbytes(), self.device)
+                    self.made += found[key]
+                    weakref.finalize(storage, self.forget, key)
+        self.unseen.clear()
+        return found
 
 
 def rehearse(
@@ -223,9 +244,11 @@ class _Stage:
         self.found.calls.append(found)
         self.ledger.enter_forward(unit.group)
         found.forward = self.now()
-        with self.tracker.looking_away():
+        self.tracker.unseen.clear()
+        with self.tracker.looking_away(), _saving_nothing():
             output = unit.forward(*args, **kwargs)
         output = self.stand_in(index, found, (args, kwargs), output)
+        found.held |= self.tracker.count_what_stayed()
         self.ledger.exit_forward(unit.group)
         return _cast(private_of(unit.state, "fsdp_precision").output_dtype, output)
 
@@ -236,7 +259,7 @@ class _Stage:
         if not made:
             return output
         outputs = _StandIn.apply(self, index, list(made.values()), self.anchor, *tensors)
-        call.outputs = _bytes(outputs, self.sharded.device)
+        call.held = {storage_key(output): self.tracker.size(output) for output in outputs}
         self.waiting.append(index)
         self.note()
         new = dict(zip(made, outputs, strict=True))
@@ -249,9 +272,10 @@ class _Stage:
         self.waiting = [other for other in self.waiting if other != index]
         call.late = tuple(other for other in self.waiting if other > index)
         sizes = {storage_key(g): self.tracker.size(g) for g in gradients if g is not None}
+        outputs = sum(size for key, size in call.held.items() if key in self.tracker.known)
         now = self.now()
         call.backward = Beside(
-            now.unsharded, now.buffers, now.gradients, now.outside - call.outputs - sum(sizes.values())
+            now.unsharded, now.buffers, now.gradients, now.outside - outputs - sum(sizes.values())
         )
         self.passed.append((call, sizes))
 
@@ -412,6 +436,11 @@ def _cast(dtype: torch.dtype | None, tree: Any) -> Any:
     if dtype is None:
         return tree
     return _map_tensors(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, tree)
+
+
+def _saving_nothing() -> Any:
+    """Let autograd save nothing: what a unit leaves in a cache would keep all that led to it."""
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing)
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
