@@ -138,8 +138,9 @@ def test_every_attribute_of_the_list_is_used():
 @functools.cache
 def sharded_linear():
     """A layer that `fully_shard` was called on, after a call, in a group of this one process."""
-    from conftest import keep_for_ever
     from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    from conftest import keep_for_ever
 
     distributed = torch.distributed
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
