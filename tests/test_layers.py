@@ -40,9 +40,15 @@ LAYERS = {  # the pipeline from below; a room may import the base and what is na
         *("capture", "console", "devices", "fusion", "lowering", "options", "planner", "plans"),
         *("prices", "run", "sketching", "torch_state"),
     },
+    "distributed": {
+        "stages",
+        *("capture", "devices", "lowering", "measuring", "options", "pipeline", "planner", "plans"),
+        *("sketching", "torch_state"),
+    },
     "entry": {
         "stages",
-        *("capture", "console", "measuring", "options", "pipeline", "plans", "sketching", "torch_state"),
+        *("capture", "console", "devices", "distributed", "measuring", "options", "pipeline", "planner"),
+        *("plans", "sketching", "torch_state"),
     },
     "evidence": {"console", "entry", "measuring", "pipeline", "plans", "sketching", "torch_state"},
     "batch_size": {"devices", "entry", "planner", "plans"},

@@ -109,7 +109,10 @@ def _scaled_bytes(
     state: dict[str, Any], parameter: torch.Tensor, device: torch.device, *, on_device: bool
 ) -> int:
     """The bytes of such a state for a whole parameter."""
-    real = dict(zip(SIZES, parameter.shape or (1,), strict=False))
+    held = (
+        parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    )  # of a DTensor, this rank's part
+    real = dict(zip(SIZES, held.shape or (1,), strict=False))
     total = 0
     for tensor in (item for item in state.values() if isinstance(item, torch.Tensor)):
         if tensor.ndim or on_device or device.type == "cpu":

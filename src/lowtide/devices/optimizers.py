@@ -78,7 +78,10 @@ def _tensors(tree: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     """The tensors in a nest of containers; of a subclass that is made of others, those."""
     if isinstance(tree, torch.Tensor):
         if type(tree) is not torch.Tensor and hasattr(tree, "__tensor_flatten__"):
-            yield from (getattr(tree, name) for name in tree.__tensor_flatten__()[0])
+            parts = (getattr(tree, name) for name in tree.__tensor_flatten__()[0])
+            yield from (
+                part for part in parts if isinstance(part, torch.Tensor)
+            )  # a DTensor has its mesh, too
         elif tree.layout == torch.strided:
             yield tree
     elif isinstance(tree, _CONTAINERS) and depth < _DEEPEST:

@@ -2,5 +2,6 @@
 
 In: a user's model, batch and options.
 Out: the model capped, or the plan.
-Imports: capture/, console/, measuring/, pipeline/, plans/, sketching/, torch_state/.
+Imports: capture/, console/, devices/, distributed/, measuring/, pipeline/, planner/, plans/, sketching/,
+  torch_state/.
 """

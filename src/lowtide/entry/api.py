@@ -16,6 +16,7 @@ from ..capture.meta_model import fakes_for_meta
 from ..capture.torch_errors import OnlyPlanned, clear_errors, users_error
 from ..console.call_fit import misfit, takes_by_name
 from ..console.log import planning
+from ..distributed.fsdp_groups import holds_sharded
 from ..errors import CaptureError, GraphBreak, LowtideError
 from ..measuring.trial import modules_of
 from ..options import Options
@@ -95,10 +96,18 @@ def cap_in_place(model: torch.nn.Module, options: Options) -> Capped:
             "this model is compiled in place already (model.compile()); cap it instead of compiling it, or "
             'compile it with backend="lowtide"'
         )
-    capped = Capped(_call_of(model), options, module=model)
+    capped = _capped(model, options)
     put(model, capped)
     watch(capped)
     return capped
+
+
+def _capped(model: torch.nn.Module, options: Options) -> Capped:
+    if not holds_sharded(model):
+        return Capped(_call_of(model), options, module=model)
+    from .capped_units import CappedUnits
+
+    return CappedUnits(_call_of(model), options, module=model)
 
 
 def _call_of(module: torch.nn.Module) -> Callable[..., Any]:
@@ -134,6 +143,7 @@ def uncap(model: F) -> F:
     forget(capped)
     if isinstance(model, torch.nn.Module):
         remove(called_by(model))
+        capped.let_go()
         return model
     return capped.function  # type: ignore[return-value]
 

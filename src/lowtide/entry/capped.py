@@ -306,6 +306,9 @@ class Capped:
             for note in plan.notes:
                 self.say(note)
 
+    def let_go(self) -> None:
+        """Called when the model is capped no more."""
+
     def say(self, message: str) -> None:
         """Once per capped model."""
         if message not in self.said:
@@ -313,4 +316,8 @@ class Capped:
             log.warning(message)
 
 
-_outside = outside_dynamo(Capped.call, f"{CAPPED_INSIDE}; lowtide.uncap it first")
+def _call(capped: Capped, *args: Any, **kwargs: Any) -> Any:
+    return capped.call(*args, **kwargs)
+
+
+_outside = outside_dynamo(_call, f"{CAPPED_INSIDE}; lowtide.uncap it first")

@@ -7,7 +7,6 @@ never meet, and an old plan can be let go.
 from __future__ import annotations
 
 import threading
-import types
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,16 +15,15 @@ from typing import Any
 
 import torch
 
-from .._torch import count_global_hooks, private
-from ..capture.awaited import synchronises
 from ..options import Options
+from ..pipeline.compiled_calls import fresh, key_of
 from ..pipeline.in_flight import BAND, Caller, held_beside
 from ..pipeline.optimizer_steps import changes
 from ..pipeline.runnable_step import RunnableStep, runnable
 from ..plans.planned_step import Plan
 from ..plans.simulator import simulate
 from ..stages import Asked
-from ..torch_state.autocast_state import State, present_state
+from ..torch_state.autocast_state import State
 from ..torch_state.dispatch_modes import with_foreign_modes
 from .whole_steps import refuse_part, refuse_second_part
 
@@ -154,27 +152,3 @@ def backend_for(entry: Entry) -> Callable[..., Any]:
         return with_foreign_modes(call)
 
     return backend
-
-
-def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same call behind a code object of its own."""
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return types.FunctionType(
-        step.__code__.replace(), step.__globals__, step.__name__, step.__defaults__, step.__closure__
-    )
-
-
-def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """What a plan depends on besides the model: shapes, dtypes, devices, plain values, autocast and DDP."""
-    leaves, spec = private("tree_flatten")((args, kwargs))
-    in_ddp = private("active_ddp")() is not None and (True, synchronises())
-    return (present_state(), count_global_hooks(), in_ddp, str(spec), *map(_leaf_key, leaves))
-
-
-def _leaf_key(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
-    return leaf if isinstance(leaf, int | float | str | bool | None) else type(leaf)

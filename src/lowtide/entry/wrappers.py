@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 
 from .._torch import private_of
+from ..distributed.fsdp_groups import holds_sharded, is_sharded
 from ..errors import LowtideError
 
 __all__ = ["called_by", "refuse_wrappers", "trains_by_method"]
+
+_SHARD = "for block in model.layers: fully_shard(block), then fully_shard(model) and lowtide.cap(model, ...)"
 
 
 def called_by(model: Any) -> Any:
@@ -32,6 +36,19 @@ def refuse_wrappers(model: torch.nn.Module) -> None:
             "torch.nn.DataParallel copies the module to each GPU at every call, and a copy is not capped. "
             "Start one process for each GPU, with DistributedDataParallel(lowtide.cap(model, ...))"
         )
+    if _is_of_deepspeed(model):
+        raise LowtideError(
+            "an engine of DeepSpeed runs its own backward and gathers parameters in its own hooks: a cap "
+            "cannot see what it takes. Use DeepSpeed's activation checkpointing with it; or shard the model "
+            f"with torch's own fully_shard, which can be capped: {_SHARD}"
+        )
+    if any(map(_is_fsdp1, model.modules())):
+        raise LowtideError(
+            "FullyShardedDataParallel (FSDP1) flattens the parameters of a model, and what it does in its "
+            f"hooks cannot be captured. Its successor, fully_shard (FSDP2), can be capped: {_SHARD}"
+        )
+    if holds_sharded(model) and not is_sharded(model):
+        raise LowtideError(_not_the_root(model))
     if trains_by_method(model):
         raise LowtideError(
             f"{type(model).__name__} is a LightningModule: its Trainer calls training_step, which goes past "
@@ -46,3 +63,27 @@ def trains_by_method(model: torch.nn.Module) -> bool:
     own: Any = type(model)
     base: Any = next((kind for kind in own.__mro__ if kind.__name__ == "LightningModule"), None)
     return base is not None and own.training_step is not base.training_step
+
+
+def _not_the_root(model: torch.nn.Module) -> str:
+    """What to say of a model that is not sharded itself, with sharded ones inside."""
+    inside = [name for name, part in model.named_modules() if is_sharded(part)]
+    roots = [name for name in inside if not any(name.startswith(f"{other}.") for other in inside)]
+    if len(roots) == 1:
+        return (
+            f"the sharded model is {roots[0]!r} inside of this {type(model).__name__}: cap that one, as in "
+            f"lowtide.cap(model.{roots[0]}, ...)"
+        )
+    return (
+        "parts of this model are sharded by fully_shard and the model itself is not, so that each of them "
+        f"is a root of its own. Shard the model, too, and cap it then: {_SHARD}"
+    )
+
+
+def _is_of_deepspeed(model: torch.nn.Module) -> bool:
+    return any(kind.__module__.partition(".")[0] == "deepspeed" for kind in type(model).__mro__)
+
+
+def _is_fsdp1(module: torch.nn.Module) -> bool:
+    home = sys.modules.get("torch.distributed.fsdp")  # a model of it has it loaded
+    return home is not None and isinstance(module, home.FullyShardedDataParallel)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from .tracker import generated_code_tells, live_storages
+from .tracker import collectives_tell, generated_code_tells, live_storages, resized_storages_tell
 
 __all__ = ["Measurement", "Meter"]
 
@@ -53,7 +53,8 @@ class Meter:
         self.tracker = live_storages()
         for tensor in resident:
             self.tracker.give(tensor)
-        self.under_way.enter_context(generated_code_tells(self.tracker))
+        for tells in (generated_code_tells, resized_storages_tell, collectives_tell):
+            self.under_way.enter_context(tells(self.tracker))
         self.start = time.perf_counter()
         self.under_way.enter_context(self.tracker.mode)
 

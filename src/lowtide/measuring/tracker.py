@@ -3,7 +3,9 @@
 Every storage that a step touches is counted from the moment an operator returns it (or from the start, when
 it was there before) until it is freed, with its size in bytes. Code that Inductor generated makes its buffers
 and reads its inputs without an operator; while a step is measured, the two functions of torch that it calls
-for this, one that allocates and one that checks a tensor's layout, tell the tracker as well.
+for this, one that allocates and one that checks a tensor's layout, tell the tracker as well. A storage may be
+resized where it is, past every operator: FSDP frees parameters so and takes memory for them again. That is
+told, too.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from typing import Any
 
 import torch
 
-from .._torch import generated_modules, private, storage_key
+from .._torch import generated_modules, in_process_group, private, storage_key
 from ..devices.allocator import rounded
 from ..torch_state.dispatch_modes import in_place_of_operators
 
-__all__ = ["generated_code_tells", "live_storages"]
+__all__ = ["collectives_tell", "generated_code_tells", "live_storages", "resized_storages_tell"]
 
 _leaves = private("tree_leaves")
 
@@ -34,6 +36,7 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
         self.input_bytes = 0
         self.made = 0
         self.made_peak = 0
+        self.in_collective = False
 
     @property
     def peak(self) -> int:
@@ -65,14 +68,26 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
         return rounded(tensor.untyped_storage().nbytes(), self.device)
 
     def remember(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
-        key, size = storage_key(tensor), rounded(storage.nbytes(), self.device)
-        self.known[key] = size
+        key = storage_key(tensor)
+        self.known[key] = rounded(storage.nbytes(), self.device)
         # Freed is what no reference holds any more, whoever held it: autograd, Python, a cache.
-        weakref.finalize(storage, self.forget, key, size)
+        weakref.finalize(storage, self.forget, key)
 
-    def forget(self, key: int, size: int) -> None:
-        self.known.pop(key, None)
-        self.made -= size
+    def forget(self, key: int) -> None:
+        self.made -= self.known.pop(key, 0)
+
+    def resize(self, tensor: torch.Tensor) -> None:
+        """Count a storage as large as it is now; what it was before is known, or was nothing."""
+        storage, key = self.storage(tensor), storage_key(tensor)
+        if storage is None:
+            return
+        if key not in self.known:
+            self.known[key] = 0
+            weakref.finalize(storage, self.forget, key)
+        now = self.size(tensor)
+        self.made += now - self.known[key]
+        self.known[key] = now
+        self.note_peak()
 
     def note_peak(self) -> None:
         self.made_peak = max(self.made_peak, self.made)
@@ -80,8 +95,9 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
     def call(self, operator: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call an operator, and count what it reads and what it gives."""
         for leaf in _leaves((args, kwargs)):
-            # What an operator reads and nobody has made under this mode was there before.
-            self.give(leaf)
+            # What an operator reads and nobody has made under this mode was there before; but a collective
+            # on the CPU has scratch memory of its own, which it makes past every operator.
+            self.make(leaf) if self.in_collective else self.give(leaf)
         result = operator(*args, **kwargs)
         for leaf in _leaves(result):
             self.make(leaf)
@@ -102,6 +118,53 @@ def generated_code_tells(tracker: live_storages) -> Iterator[None]:
         _telling("assert_size_stride", "assert_size_stride", lambda arguments, _: tracker.give(arguments[0])),
     ):
         yield
+
+
+@contextmanager
+def resized_storages_tell(tracker: live_storages) -> Iterator[None]:
+    """Let storages that are resized where they are tell their new size."""
+    kind, silent = torch.UntypedStorage, torch.UntypedStorage.resize_
+    inherited = "resize_" not in vars(kind)
+
+    def resize(storage: torch.UntypedStorage, size: int) -> Any:
+        with private("without_modes")():  # looking at it is no operator of the step
+            whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+        if storage.nbytes():
+            tracker.give(whole)  # it was there, whether or not an operator has read it
+        result = silent(storage, size)
+        tracker.resize(whole)
+        return result
+
+    kind.resize_ = resize  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        if inherited:
+            del kind.resize_
+        else:
+            kind.resize_ = silent  # type: ignore[method-assign]
+
+
+@contextmanager
+def collectives_tell(tracker: live_storages) -> Iterator[None]:
+    """Let it be known when a collective is waited for: that is where it works on the CPU."""
+    if not in_process_group():
+        yield
+        return
+    kind, silent = torch.distributed.Work, torch.distributed.Work.wait
+
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        tracker.in_collective = True
+        try:
+            return silent(*args, **kwargs)
+        finally:
+            tracker.in_collective = False
+
+    kind.wait = wait  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind.wait = silent  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -1,0 +1,6 @@
+"""Training over several devices under one cap.
+
+In: a model whose blocks are sharded by `fully_shard`, and a batch.
+Out: what each unit may save and take, and the step that runs it so.
+Imports: capture/, devices/, lowering/, measuring/, pipeline/, planner/, plans/, sketching/, torch_state/.
+"""
