@@ -130,6 +130,41 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def inner_tensors(item: Any) -> dict[tuple[str, ...], torch.Tensor]:
+    """The plain tensors of a tensor by the attributes that lead to them: of a DTensor, its local one.
+
+    AOTAutograd takes apart by the same protocol what is made of others (`__tensor_flatten__`, 2.11-2.13).
+    """
+    if not isinstance(item, torch.Tensor):
+        return {}
+    if not is_made_of_others(item):
+        return {(): item}
+    return {
+        (name, *rest): tensor
+        for name in item.__tensor_flatten__()[0]  # type: ignore[attr-defined]
+        for rest, tensor in inner_tensors(getattr(item, name)).items()
+    }
+
+
+def is_made_of_others(item: Any) -> bool:
+    """Whether a tensor is of a subclass that wraps other tensors, as DTensor does."""
+    plain = type(item) in (torch.Tensor, torch.nn.Parameter) or not isinstance(item, torch.Tensor)
+    return not plain and hasattr(item, "__tensor_flatten__")
+
+
+def place_of(node: Any) -> tuple[int, tuple[str, ...]] | None:
+    """Which input of a captured step a placeholder stands for, and the attributes that lead to it there.
+
+    None for what torch adds, and where it merged some (the descriptors of `meta["desc"]`, seen in 2.11-2.13).
+    """
+    path: list[str] = []
+    described = node.meta.get("desc")
+    while hasattr(described, "base") and hasattr(described, "attr"):
+        path.insert(0, described.attr)
+        described = described.base
+    return (described.idx, tuple(path)) if type(described).__name__ == "PlainAOTInput" else None
+
+
 def find(place: str) -> Any:
     """The object at "module:attribute.path"; raises AttributeError or ImportError where there is none."""
     module, _, path = place.partition(":")

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from .._torch import frees_tangents, private
+from ..capture.fx_nodes import tensors_of
 from ..capture.known_kernels import KnownKernels
 from ..capture.lift import lift
 from ..capture.torch_errors import OnlyPlanned
@@ -132,6 +133,8 @@ def _bands(captured: Captured, outside: int) -> dict[str, int]:
         found["loss"] = 2 * rounded(_NUMBER, device)  # itself and its gradient, until the backward ends
     if asked.compiled and asked.inputs.accumulating and device.type == "cpu":
         found["present gradients"] = sum(asked.inputs.present_gradients())  # autograd adds to them
+    elif device.type == "cpu":
+        found["present gradients"] = sum(asked.inputs.present_wrapped_gradients())  # and to these in any case
     return {name: size for name, size in found.items() if size or name != BAND}
 
 
@@ -144,7 +147,7 @@ def _outside(captured: Captured, graph: Graph) -> int:
     options = captured.asked.options
     if not isinstance(options.outside, str):
         return options.outside
-    wide = {node.name for node in captured.trace.expected if node.meta["val"].numel() > 1}
+    wide = {node.name for node in captured.trace.expected if any(t.numel() > 1 for t in tensors_of(node))}
     held = sum(v.bytes for v in graph.values if v.kind == "tangent" and v.name in wide)
     return 0 if options.allow_breaks else 2 * held
 
@@ -214,18 +217,17 @@ def _watched(planned: Planned, backward: fx.GraphModule) -> Watch:
     """
     captured = planned.priced.captured
     trace, inputs = captured.trace, captured.asked.inputs
-    tokens = len(trace.primals) - len(inputs.names)
-    if tokens < 0:
-        sizes = inputs.storages
-        every = [Watched(place, name, again=False) for place, name in enumerate(inputs.names) if sizes[place]]
-        return Watch(every)
+    places = inputs.places(trace.primals)
+    if not places:
+        held = [sum(sizes.values()) for sizes in inputs.storages]
+        return Watch([Watched(at, name, again=False) for at, name in enumerate(inputs.names) if held[at]])
     read = {node.name for node in backward.graph.find_nodes(op="placeholder")}
     again = read_otherwise(trace, planned.priced.lifted, planned.plan.schedule)
     return Watch(
         [
-            Watched.of(place, inputs.names[place], node.meta["val"], again=node in again)
-            for place, node in enumerate(trace.primals[tokens:])
-            if node.name in read or node in again
+            Watched.of(at, inputs.names[at[0]], node.meta["val"], again=node in again)
+            for at, node in zip(places, trace.primals, strict=True)
+            if at is not None and tensors_of(node) and (node.name in read or node in again)
         ]
     )
 

@@ -21,6 +21,7 @@ from ..capture.kernel_outputs import Outputs, lazily, lazy, outputs_of
 from ..capture.lift import Lifted
 from ..capture.op_signature import signature
 from ..capture.rewrites.accumulate import is_accumulation
+from ..capture.rewrites.collectives import is_collective, is_wait
 from ..devices.allocator import rounded
 from ..devices.table import describe, find_device
 from ..measuring.tracker import live_storages
@@ -158,7 +159,8 @@ def _written(lifted: Lifted, op: Op, outputs: Outputs, device: torch.device) -> 
 
 def _try_op(node: fx.Node, device: torch.device, *, channels_last: bool = False) -> Price:
     """Run an op on made-up inputs; an op that refuses them is priced by the roofline instead."""
-    if is_accumulation(node):  # alone it has no gradient to add to
+    # Alone an accumulation has no gradient to add to, and a collective nobody to meet.
+    if is_accumulation(node) or is_collective(node) or is_wait(node):
         return Price(None, 0, None)
     try:
         made: dict[fx.Node, Any] = {}
