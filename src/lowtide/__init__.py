@@ -33,6 +33,7 @@ __all__ = [
     "Op",
     "Plan",
     "PlanMismatch",
+    "RanksDiffer",
     "Recurrent",
     "Run",
     "ScanPlan",

@@ -82,12 +82,16 @@ NAMES: dict[str, tuple[str, str]] = {
     "saving_hooks_allowed": ("torch._C:_autograd._saved_tensors_hooks_is_enabled", "2.11-2.13"),
     "neg_view": ("torch:_neg_view", "2.11-2.13"),
     "suggest_memory_format": ("torch._prims_common:suggest_memory_format", "2.11-2.13"),
+    "default_store": ("torch.distributed.distributed_c10d:_get_default_store", "2.13"),
+    "process_group": ("torch.distributed.distributed_c10d:_resolve_process_group", "2.13"),
+    "storage_holders": ("torch._C:_storage_Use_Count", "2.13"),
     "saving_hooks": ("torch._C:_autograd._top_saved_tensors_default_hooks", "2.11-2.13"),
 }
 
 ATTRIBUTES: dict[str, tuple[str, str, str]] = {
     # use here: (attribute, the class whose instances have it, versions it was seen in)
     "storage_key": ("_cdata", "torch:UntypedStorage", "2.11-2.13"),
+    "holders": ("_use_count", "torch:Tensor", "2.13"),
     "version": ("_version", "torch:Tensor", "2.11-2.13"),
     "backward_hooks": ("_backward_hooks", "torch:Tensor", "2.11-2.13"),
     "accumulated_hooks": ("_post_accumulate_grad_hooks", "torch:Tensor", "2.11-2.13"),
@@ -163,6 +167,11 @@ def place_of(node: Any) -> tuple[int, tuple[str, ...]] | None:
         path.insert(0, described.attr)
         described = described.base
     return (described.idx, tuple(path)) if type(described).__name__ == "PlainAOTInput" else None
+
+
+def holders(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many hold a tensor, and its storage: Python, autograd, threads of torch's own."""
+    return private_of(tensor, "holders")(), private("storage_holders")(storage_key(tensor))
 
 
 def find(place: str) -> Any:

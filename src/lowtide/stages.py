@@ -50,7 +50,7 @@ class Asked:
     `target` names an absent device to plan for; `only_plan` stops before anything runs. `autocast` is the
     state that the backward is traced for, `beside` the bytes that are set aside for calls in flight,
     `headroom` bytes of the budget that an earlier round showed to be needed besides the plan, and `sketched`
-    what an earlier round chose.
+    what an earlier round chose. `attempt` is what all ranks of a process group call this planning.
     """
 
     options: Options
@@ -61,6 +61,7 @@ class Asked:
     beside: int = 0
     headroom: int = 0
     sketched: Sketched | None = None
+    attempt: str = ""
 
     def __repr__(self) -> str:
         where = f" for {self.target}" if self.target else ""
@@ -134,10 +135,11 @@ class Priced:
 
 @dataclass(frozen=True, repr=False)
 class Planned:
-    """A step with the plan that it will follow."""
+    """A step with the plan that it will follow; `any_rank` asks all that do whether something is so."""
 
     priced: Priced
     plan: Plan
+    any_rank: Callable[[bool], bool] = bool
 
     def __repr__(self) -> str:
         budget = "no budget" if self.plan.budget is None else f"under {format_bytes(self.plan.budget)}"

@@ -25,7 +25,7 @@ class StepInputs:
     where they are `accumulating`; `trained` refers to the leaves themselves; `storages` are the bytes of what
     each input looks at, by the attributes that lead to its tensors; `cast_once` are the leaves whose casts
     autocast keeps; `names` are what a user calls the inputs; `wrapped` are those made of other tensors, as a
-    DTensor is of its local one.
+    DTensor is of its local one; `shapes` are dtypes and shapes as a user sees them, of a DTensor the whole.
     """
 
     roles: tuple[str, ...] = ()
@@ -36,6 +36,7 @@ class StepInputs:
     cast_once: frozenset[int] = frozenset()
     names: tuple[str, ...] = ()
     wrapped: frozenset[int] = frozenset()
+    shapes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, module: fx.GraphModule, inputs: Sequence[Any]) -> StepInputs:
@@ -58,6 +59,7 @@ class StepInputs:
                 _name(str(node.target), _role(node, item)) for node, item in zip(nodes, inputs, strict=True)
             ),
             wrapped=frozenset(index for index, item in enumerate(inputs) if is_made_of_others(item)),
+            shapes=tuple(map(_shape, inputs)),
         )
 
     def present_gradients(self) -> Iterator[int]:
@@ -136,6 +138,12 @@ def _role(node: fx.Node, item: Any) -> str:
     if isinstance(item, torch.nn.Parameter):
         return "parameter"
     return "buffer" if "_buffers_" in node.name else "input"
+
+
+def _shape(item: Any) -> str:
+    if not isinstance(item, torch.Tensor):
+        return type(item).__name__
+    return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
 
 
 def _autocast_keeps(leaf: torch.Tensor) -> bool:

@@ -18,6 +18,7 @@ from .._torch import capture_settings, outside_dynamo, usual_stance
 from ..capture.joint_graph import capturing
 from ..capture.torch_errors import CAPPED_INSIDE, clear_errors
 from ..console.log import log, planning, say_plan
+from ..distributed.meeting import tell_failure
 from ..errors import BudgetTooSmall, CaptureError
 from ..measuring.trial import Trial, modules_of
 from ..options import Options, limit, relative_to
@@ -80,6 +81,8 @@ class Capped:
         before = len(entry.parts)
         uncounted = entry.uncounted()
         entry.ran = []
+        if not before:
+            entry.attempt = self.caller.next_attempt()
         try:
             with (
                 graphs_of_this_call(),
@@ -94,6 +97,8 @@ class Capped:
                 result = entry.call(*args, **kwargs)  # type: ignore[misc]
         except BaseException as error:
             self.forget_failed(entry)
+            if not entry.parts:
+                tell_failure(entry.attempt, error)
             if isinstance(error, BudgetTooSmall) and entry.beside:
                 raise too_many(self.caller, error.budget) from None
             raise

@@ -16,6 +16,7 @@ from torch import fx
 
 from .._torch import private
 from ..console.log import say_once, say_plan
+from ..distributed.meeting import tell_failure
 from ..errors import LowtideError
 from ..options import Options, limit, relative_to
 from ..pipeline.in_flight import Caller
@@ -82,8 +83,13 @@ class _Planned:
         return self.planned[self.caller.autocast](*args)
 
     def plan(self, inputs: Any) -> None:
-        asked = Asked(self.options, autocast=self.caller.autocast)
-        step = self.planned[asked.autocast] = runnable(asked, self.caller, self.module, inputs)
+        attempt = self.caller.next_attempt()
+        asked = Asked(self.options, autocast=self.caller.autocast, attempt=attempt)
+        try:
+            step = self.planned[asked.autocast] = runnable(asked, self.caller, self.module, inputs)
+        except BaseException as error:
+            tell_failure(attempt, error)
+            raise
         if step.plan is not None:
             say_plan(step.plan)
 

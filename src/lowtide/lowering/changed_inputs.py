@@ -42,9 +42,7 @@ class Watched:
     path: tuple[str, ...] = ()
 
     @classmethod
-    def of(
-        cls, at: tuple[int, tuple[str, ...]], name: str, tensor: torch.Tensor, *, again: bool
-    ) -> Watched:
+    def of(cls, at: tuple[int, tuple[str, ...]], name: str, tensor: torch.Tensor, *, again: bool) -> Watched:
         """The words of a dense tensor on the CPU can be looked at; `tensor` may be a fake one."""
         seen = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.is_contiguous()
         size = tensor.nbytes if again and seen and tensor.nbytes >= _WORD else 0
@@ -115,9 +113,7 @@ class Watch:
         """
         if not self.paths:
             return tensors
-        return [
-            reduce(getattr, self.paths.get(index, ()), tensor) for index, tensor in enumerate(tensors)
-        ]
+        return [reduce(getattr, self.paths.get(index, ()), tensor) for index, tensor in enumerate(tensors)]
 
     def versions(self, tensors: Sequence[Any]) -> list[int]:
         return [private_of(tensor, "version") for tensor in tensors[: self.again]]

@@ -22,8 +22,9 @@ from ..capture.trace import Manner, device_of, make_trace
 from ..capture.untouched import with_tangents_that_come, without_untouched
 from ..devices.allocator import rounded
 from ..devices.baseline import State, fixed_bands, states
-from ..devices.memory import memory_of
+from ..devices.memory import DeviceMemory, memory_of
 from ..devices.table import find_device
+from ..distributed.agreement import agree
 from ..fusion.fused_graph import fuse
 from ..lowering.changed_inputs import Watch, Watched
 from ..lowering.lower import lower
@@ -32,6 +33,7 @@ from ..planner.budgets import resolve
 from ..planner.follow import follow, refuse_if_too_large
 from ..planner.under_budget import plan_graph, uncapped_peak
 from ..plans.graph import Graph
+from ..plans.planned_step import Plan
 from ..prices.measured import Kernels
 from ..prices.pricing import price
 from ..run.inductor.images import hand_over_channels_last, prefers_channels_last
@@ -153,15 +155,25 @@ def _outside(captured: Captured, graph: Graph) -> int:
 
 
 def plan_step(priced: Priced) -> Planned:
-    """The plan under the budget, or the one that was handed in, judged here."""
+    """The plan under the budget, or the one that was handed in; with collectives, the same on all ranks."""
+    device = memory_of(priced.lifted.graph, priced.captured.asked.target)
+    agreed = agree(priced, device)
+    if agreed is None:
+        return Planned(priced, _plan(priced, device))
+    plan = agreed.plan(lambda: _plan(agreed.priced, agreed.memory(device)))
+    return Planned(agreed.priced, plan, agreed.any_rank)
+
+
+def _plan(priced: Priced, device: DeviceMemory) -> Plan:
+    """The plan of a priced step, judged here where it was handed in."""
     asked, graph = priced.captured.asked, priced.lifted.graph
-    device, whole = memory_of(graph, asked.target), _exact_peak(asked)
+    whole = _exact_peak(asked)
     handed_in, budget = asked.options.plan, asked.options.budget
     if handed_in is not None and not asked.headroom:
         followed = follow(handed_in, graph, budget, device=device, whole=whole)
         if not asked.compiled or asked.only_plan:  # what is compiled is judged by its buffers
             refuse_if_too_large(followed, budget)
-        return Planned(priced, followed)
+        return followed
     made = plan_graph(
         graph,
         handed_in.budget if handed_in is not None and budget is None else budget,
@@ -171,9 +183,9 @@ def plan_step(priced: Priced) -> Planned:
         headroom=asked.headroom,
         notes=tuple(notes_on(priced.captured.trace, graph, asked)),
     )
-    if asked.sketched is not None:
-        made = replace(made, sketched=asked.sketched.layers, trimmed=asked.sketched.exact)
-    return Planned(priced, made)
+    if asked.sketched is None:
+        return made
+    return replace(made, sketched=asked.sketched.layers, trimmed=asked.sketched.exact)
 
 
 class Limits:

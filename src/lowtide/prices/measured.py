@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +30,7 @@ from ..plans.graph import Graph, Op, Value
 from .price_cache import Price, PriceList
 from .roofline import describe_known, roofline_seconds
 
-__all__ = ["Kernels", "Workspaces", "is_convolution", "measured_prices"]
+__all__ = ["Kernels", "Workspaces", "collective_seconds", "is_convolution", "measured_prices"]
 
 
 def measured_prices(lifted: Lifted, device: torch.device, *, channels_last: bool) -> Lifted:
@@ -46,8 +47,8 @@ def measured_prices(lifted: Lifted, device: torch.device, *, channels_last: bool
             continue
         cost = _price(known, node, device, channels_last=channels_last and is_convolution(node))
         if cost.seconds is None:
-            # An accumulation never runs alone, so that it is guessed says nothing of the prices.
-            guessed += not is_accumulation(node)
+            # These never run alone: ranks measure their collectives together (distributed/agreement.py).
+            guessed += not (is_accumulation(node) or is_collective(node))
             cost = Price(roofline_seconds(node, find_device(describe_known(device))), 0, None)
         found[op.name] = cost
     known.save()
@@ -88,6 +89,35 @@ class Kernels:
     def save(self) -> None:
         """Remember what is new."""
         self.known.save()
+
+
+def collective_seconds(node: fx.Node, device: torch.device) -> float:
+    """What a collective takes, on made-up inputs; every rank of its group must ask for it at the same time.
+
+    It runs as often on each of them, however long that takes; in a thread of its own, since the one that
+    runs collectives on the host takes over the state of torch's tracing, and waits for Python then.
+    """
+    with _untouched(device), ThreadPoolExecutor(1) as thread:
+        return thread.submit(_run_together, node, device).result()
+
+
+@torch.no_grad()
+def _run_together(node: fx.Node, device: torch.device) -> float:
+    made = {parent: _made_up(parent) for parent in node.all_input_nodes}
+    args, kwargs = fx.map_arg((node.args, node.kwargs), made.__getitem__)
+    seconds = []
+    for _ in range(1 + _REPEATS):
+        _synchronize(device)
+        start = time.perf_counter()
+        node.target(*args, **kwargs)  # type: ignore[operator]
+        _synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])  # the first waits for the slowest to come
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def is_convolution(node: fx.Node) -> bool:
