@@ -84,6 +84,12 @@ NAMES: dict[str, tuple[str, str]] = {
     "suggest_memory_format": ("torch._prims_common:suggest_memory_format", "2.11-2.13"),
     "default_store": ("torch.distributed.distributed_c10d:_get_default_store", "2.13"),
     "process_group": ("torch.distributed.distributed_c10d:_resolve_process_group", "2.13"),
+    "gather_from_ranks": (
+        "torch.distributed._functional_collectives:all_gather_tensor_autograd",
+        "2.13",
+    ),
+    "FakeStore": ("torch.testing._internal.distributed.fake_pg:FakeStore", "2.13"),
+    "below_autograd": ("torch._C:_AutoDispatchBelowAutograd", "2.11-2.13"),
     "storage_holders": ("torch._C:_storage_Use_Count", "2.13"),
     "saving_hooks": ("torch._C:_autograd._top_saved_tensors_default_hooks", "2.11-2.13"),
 }

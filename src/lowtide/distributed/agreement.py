@@ -201,7 +201,7 @@ def _verdict(records: list[dict[str, Any]], ranks: Sequence[int]) -> dict[str, A
     alike = len({record["graph"] for record in records}) == 1
     shards = len({str(record["shards"]) for record in records}) > 1
     if trouble is None and not alike and not shards:
-        trouble = _difference("ops", records, ranks) or "the graphs of their steps differ in bytes"
+        trouble = _difference("ops", records, ranks) or "the values of their steps differ in bytes"
     sizes = {name: [record[name] for record in records] for name in ("total", "free")}
     said: dict[str, Any] = {
         "differ": trouble and _told(trouble, ranks),
@@ -229,7 +229,7 @@ def _difference(name: str, records: list[dict[str, Any]], ranks: Sequence[int]) 
     which = [rank for rank, said in others if said == others[0][1]]
     words = _MUST_AGREE.get(name, "the ops of the step")
     one = "rank" if len(which) == 1 else "ranks"
-    return f"{words} differ: {theirs} on {one} {shown(which)}, {mine} on rank {ranks[0]}"
+    return f"they differ in {words}: {theirs} on {one} {shown(which)}, {mine} on rank {ranks[0]}"
 
 
 def _first_difference(left: Any, right: Any) -> tuple[str, str]:

@@ -20,7 +20,7 @@ import torch
 from .._torch import in_process_group, private
 from ..errors import RanksDiffer
 
-__all__ = ["Meeting", "tell_failure"]
+__all__ = ["Meeting", "all_failed", "tell_failure"]
 
 _SHORTEST, _LONGEST = 0.002, 0.25
 """Seconds between two looks at the store: the first, and the longest; chosen."""
@@ -34,6 +34,21 @@ def tell_failure(attempt: str, error: BaseException) -> None:
         _store().set(_failure(attempt, me), f"{type(error).__name__}: {said}")
 
 
+def all_failed(attempt: str) -> bool:
+    """Whether all ranks failed at an attempt, so that they may do together what they would not do alone.
+
+    A step with collectives that only some run would never end.
+    """
+    store = _store()
+    end = time.monotonic() + store.timeout.total_seconds()
+    for rank in range(torch.distributed.get_world_size()):
+        while not store.check([_failure(attempt, rank)]):
+            if store.check([_arrival(attempt, rank)]) or time.monotonic() > end:
+                return False
+            time.sleep(_LONGEST / 10)
+    return True
+
+
 @dataclass
 class Meeting:
     """Some ranks that plan the same step; `attempt` names it and counts its plans, the same on each."""
@@ -42,6 +57,9 @@ class Meeting:
     attempt: str
     store: Any = field(default_factory=lambda: _store())
     me: int = field(default_factory=lambda: torch.distributed.get_rank())
+
+    def __post_init__(self) -> None:
+        self.store.set(_arrival(self.attempt, self.me), "")
 
     @property
     def leads(self) -> bool:
@@ -119,6 +137,10 @@ def shown(ranks: Sequence[int]) -> str:
 
 def _failure(attempt: str, rank: int) -> str:
     return f"lowtide/{attempt}/failed/{rank}"
+
+
+def _arrival(attempt: str, rank: int) -> str:
+    return f"lowtide/{attempt}/arrived/{rank}"
 
 
 def _store() -> Any:

@@ -14,11 +14,17 @@ from typing import Any
 
 import torch
 
-from .._torch import capture_settings, outside_dynamo, usual_stance
+from .._torch import (
+    capture_settings,
+    in_process_group,
+    is_made_of_others,
+    outside_dynamo,
+    usual_stance,
+)
 from ..capture.joint_graph import capturing
 from ..capture.torch_errors import CAPPED_INSIDE, clear_errors
 from ..console.log import log, planning, say_plan
-from ..distributed.meeting import tell_failure
+from ..distributed.meeting import all_failed, tell_failure
 from ..errors import BudgetTooSmall, CaptureError
 from ..measuring.trial import Trial, modules_of
 from ..options import Options, limit, relative_to
@@ -71,7 +77,7 @@ class Capped:
         except CaptureError as error:
             if any(part.plan for part in entry.parts):
                 raise
-            installed = self.install(error, args, kwargs)
+            installed = self.install(error, entry.attempt, args, kwargs)
         result = self.run(self.entry(args, kwargs), args, kwargs)
         self.say(f"captured at the second try: the first call of {self.name} {installed}")
         return result
@@ -110,7 +116,9 @@ class Capped:
             self.say_plans(entry.parts[before:])
         return result
 
-    def install(self, error: CaptureError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def install(
+        self, error: CaptureError, attempt: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str:
         """Run a step that torch could not capture plainly, for what its first call installs, in words.
 
         Raises what the step itself raises, or the error where a second try would not help.
@@ -118,6 +126,8 @@ class Capped:
         if error.__cause__ is None or error.for_good:  # the first is not torch's: refused for what it is
             raise error
         modules = self.modules()
+        if in_process_group() and _distributed(modules) and not all_failed(attempt):
+            raise error
         if may_install(modules, (args, kwargs)):
             with capturing:
                 installed = install(lambda: self.function(*args, **kwargs), modules, (args, kwargs))
@@ -270,6 +280,11 @@ class Capped:
         if message not in self.said:
             self.said.add(message)
             log.warning(message)
+
+
+def _distributed(modules: list[torch.nn.Module]) -> bool:
+    """Whether a step has collectives, as far as its parameters show: DTensors are made of others."""
+    return any(is_made_of_others(parameter) for module in modules for parameter in module.parameters())
 
 
 _outside = outside_dynamo(Capped.call, f"{CAPPED_INSIDE}; lowtide.uncap it first")

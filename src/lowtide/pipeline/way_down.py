@@ -135,8 +135,8 @@ def _bands(captured: Captured, outside: int) -> dict[str, int]:
         found["loss"] = 2 * rounded(_NUMBER, device)  # itself and its gradient, until the backward ends
     if asked.compiled and asked.inputs.accumulating and device.type == "cpu":
         found["present gradients"] = sum(asked.inputs.present_gradients())  # autograd adds to them
-    elif device.type == "cpu":
-        found["present gradients"] = sum(asked.inputs.present_wrapped_gradients())  # and to these in any case
+    elif device.type == "cpu" and (wrapped := sum(asked.inputs.present_wrapped_gradients())):
+        found["present gradients"] = wrapped  # and to these in any case
     return {name: size for name, size in found.items() if size or name != BAND}
 
 

@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._torch import holders, private, private_of
+from ..._torch import holders, in_process_group, private, private_of
 
 __all__ = [
     "group_of",
+    "group_size",
+    "is_all_reduce",
     "is_collective",
     "is_wait",
     "join_waits",
@@ -43,8 +45,11 @@ def waited(operator: Any, *args: Any, **kwargs: Any) -> Any:
     """What a collective returns, when it is there and nobody else holds it any more."""
     wait = torch.ops._c10d_functional.wait_tensor.default
     read = [(tensor, holders(tensor)) for tensor in private("tree_leaves")(args) if _on_host(tensor)]
-    result = operator(*args, **kwargs)
-    made = [wait(each) for each in result] if isinstance(result, list | tuple) else wait(result)
+    # Autograd's part of these operators is in Python, and waits without letting other threads run Python: the
+    # one that a collective waits for may want to, under a dispatch mode.
+    with private("below_autograd")():
+        result = operator(*args, **kwargs)
+        made = [wait(each) for each in result] if isinstance(result, list | tuple) else wait(result)
     if read:
         _let_go([*read, *((tensor, _alone()) for tensor in private("tree_leaves")(made))])
     return made
@@ -105,6 +110,19 @@ def group_of(node: fx.Node) -> str | None:
     given = {**dict(zip(names, args, strict=False)), **node.kwargs}
     found = given.get("group_name")
     return found if isinstance(found, str) else None
+
+
+def group_size(node: fx.Node) -> int:
+    """How many ranks a collective runs on; all of them where its group is not known."""
+    name = group_of(node)
+    if name is not None:
+        return int(private("process_group")(name).size())
+    return torch.distributed.get_world_size() if in_process_group() else 1
+
+
+def is_all_reduce(node: fx.Node) -> bool:
+    """Whether a collective gives every rank the sum of all."""
+    return _name(operator_of(node)).startswith("all_reduce")
 
 
 def join_waits(graph: fx.Graph) -> None:
