@@ -1,10 +1,10 @@
-"""Will it fit on a cluster? An 8B language model over 8 and 64 GPUs that are not here, one rank of each planned.
+"""Will it fit on a cluster? An 8B language model over 8 and 64 GPUs that are not here, one of them planned.
 
 python benchmarks/cluster.py benchmarks/results/cluster.jsonl      # plan, and write a line per result
 python benchmarks/cluster.py benchmarks/results/cluster.jsonl --table
 
-The model has the shape of Llama 3 8B in bf16, and AdamW's state in the dtype of the parameters; every rank has
-a batch of one text of 8192 tokens. Parameters are sharded over all ranks and gathered where they are read. By
+The model has the shape of Llama 3 8B in bf16, and AdamW's state in the dtype of the parameters; every rank
+has a batch of one text of 8192 tokens. Parameters are sharded over all ranks and gathered where they are read. By
 one simulator: keeping everything, a checkpoint around every block, and Lowtide's frontier, with the plan that
 is as small as the checkpointed one. Prices are rooflines, and collectives do not overlap with computing.
 """

@@ -1,4 +1,4 @@
-"""What one of two ranks does: each scenario trains a small model with and without a cap, and tells what it saw.
+"""What one of two ranks does: each scenario trains a small model with and without a cap, and tells of it.
 
 Run by `test_two_ranks.py` as two processes with gloo on the CPU; what they saw goes to a file for each.
 """

@@ -121,23 +121,21 @@ def _members(calls: Sequence[fx.Node], primals: Sequence[fx.Node]) -> tuple[int,
     names = {group_of(node) for node in calls}
     if None in names:
         return world
-    groups = [
-        frozenset(torch.distributed.get_process_group_ranks(private("process_group")(n))) for n in names
-    ]
-    every = frozenset(rank for group in groups for rank in group)
+    groups = [set(torch.distributed.get_process_group_ranks(private("process_group")(n))) for n in names]
+    every = {rank for group in groups for rank in group}
     around = [found for found in groups if found >= every]
     around = around or [found for found in _meshes(primals) if found >= every]
     # With two groups neither of which has the other, as the rows and columns of a mesh, a rank's own are not
     # all that depend on it.
-    return tuple(sorted(min(around, key=len))) if around else world
+    return min((tuple(sorted(found)) for found in around), key=len, default=world)
 
 
-def _meshes(primals: Sequence[fx.Node]) -> list[frozenset[int]]:
+def _meshes(primals: Sequence[fx.Node]) -> list[set[int]]:
     """The ranks of the meshes that the step's DTensors are on."""
     objects = [getattr(node.meta.get("val"), "real_obj", None) for node in primals]
     meshes = [each for each in objects if isinstance(each, DeviceMesh)]
     with private("without_modes")():
-        return [frozenset(mesh.mesh.flatten().tolist()) for mesh in meshes]
+        return [set(mesh.mesh.flatten().tolist()) for mesh in meshes]
 
 
 def _record(priced: Priced, device: DeviceMemory, calls: Sequence[fx.Node]) -> dict[str, Any]:

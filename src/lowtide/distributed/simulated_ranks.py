@@ -55,8 +55,8 @@ def _refuse(model: Any, ranks: Any) -> None:
     strange = [name for name, p in model.named_parameters() if type(p) is not torch.nn.Parameter]
     if strange:
         raise LowtideError(
-            f"ranks={ranks} shards plain parameters, and {strange[0]!r} is of another class: hand in the model "
-            "as it is before it is distributed"
+            f"ranks={ranks} shards plain parameters, and {strange[0]!r} is of another class: hand in the "
+            "model as it is before it is distributed"
         )
 
 

@@ -2,5 +2,5 @@
 
 In: a user's model, batch and options.
 Out: the model capped, or the plan.
-Imports: capture/, console/, measuring/, pipeline/, plans/, sketching/, torch_state/.
+Imports: capture/, console/, distributed/, measuring/, pipeline/, plans/, sketching/, torch_state/.
 """

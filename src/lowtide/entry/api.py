@@ -190,7 +190,9 @@ def plan(
     chosen = Options.make(budget, prices=prices, **options)
     asked = Asked(chosen, target=None if device is None else str(device), only_plan=True)
     inputs: Any = (batch, kwargs or {})
-    sharded = one_of_ranks(model, inputs, ranks, chosen.optimizer) if ranks is not None else nullcontext(inputs)
+    sharded = (
+        one_of_ranks(model, inputs, ranks, chosen.optimizer) if ranks is not None else nullcontext(inputs)
+    )
     function = _call_of(model) if isinstance(model, torch.nn.Module) else model
 
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:

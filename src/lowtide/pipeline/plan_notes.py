@@ -44,11 +44,11 @@ def notes_on(trace: Trace, graph: Graph, asked: Asked) -> Iterator[str]:
 
 
 def notes_on_ranks(plan: Plan, ranks: int, target: str | None) -> Iterator[str]:
-    """What a plan for one rank of many counts on, and what people do by hand comes to on the same simulator."""
+    """What a plan for one rank of many counts on, and what is done by hand comes to on the same simulator."""
     device = find_device(target or "cpu")
     yield (
-        f"the plan of one of {ranks} ranks that share parameters, gradients and optimizer state: a collective "
-        f"is priced at {device.link / 1e9:.0f} GB/s between the {NODE} devices of a node and "
+        f"the plan of one of {ranks} ranks that share parameters, gradients and optimizer state: collectives "
+        f"are priced at {device.link / 1e9:.0f} GB/s between the {NODE} devices of a node and "
         f"{device.network / 1e9:.0f} GB/s per device between nodes, as if none overlapped with computing"
     )
     schedule = per_block_schedule(plan.graph)
