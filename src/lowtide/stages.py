@@ -99,7 +99,8 @@ class Captured:
     """A step as torch traced it, lifted to a graph without prices.
 
     `constants` are the tensors that the trace refers to by name; `channels_last` says that the compiler will
-    hold images so, `casts_inside` that some operators cast what they multiply themselves.
+    hold images so, `casts_inside` that some operators cast what they multiply themselves; `places` are those
+    of the step's inputs that primals stand for (`StepInputs.places`).
     """
 
     asked: Asked
@@ -108,6 +109,7 @@ class Captured:
     constants: Mapping[str, Any]
     casts_inside: bool
     channels_last: bool
+    places: Sequence[tuple[int, tuple[str, ...]] | None] = ()
 
     def __repr__(self) -> str:
         return f"Captured({_size(self.lifted)} on {self.trace.device})"

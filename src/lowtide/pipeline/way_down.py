@@ -14,7 +14,6 @@ import torch
 from torch import fx
 
 from .._torch import frees_tangents, private
-from ..capture.fx_nodes import tensors_of
 from ..capture.known_kernels import KnownKernels
 from ..capture.lift import lift
 from ..capture.torch_errors import OnlyPlanned
@@ -99,6 +98,7 @@ def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> C
         constants={name: getattr(joint, name) for name in names},
         casts_inside=bool(joint.graph.find_nodes(op="call_function", target=under_autocast)),
         channels_last=channels_last and trace.device.type == "cuda",
+        places=asked.inputs.places(trace.primals),
     )
 
 
@@ -135,9 +135,9 @@ def _bands(captured: Captured, outside: int) -> dict[str, int]:
         found["loss"] = 2 * rounded(_NUMBER, device)  # itself and its gradient, until the backward ends
     if asked.compiled and asked.inputs.accumulating and device.type == "cpu":
         found["present gradients"] = sum(asked.inputs.present_gradients())  # autograd adds to them
-    elif device.type == "cpu" and (wrapped := sum(asked.inputs.present_wrapped_gradients())):
-        found["present gradients"] = wrapped  # and to these in any case
-    return {name: size for name, size in found.items() if size or name != BAND}
+    elif asked.inputs.wrapped and device.type == "cpu":  # and to DTensors in any case
+        found["present gradients"] = sum(asked.inputs.present_wrapped_gradients())
+    return {name: size for name, size in found.items() if size}
 
 
 def _by_optimizer(counted: list[State]) -> dict[object, int]:
@@ -149,7 +149,10 @@ def _outside(captured: Captured, graph: Graph) -> int:
     options = captured.asked.options
     if not isinstance(options.outside, str):
         return options.outside
-    wide = {node.name for node in captured.trace.expected if any(t.numel() > 1 for t in tensors_of(node))}
+    gradients = {node.name: node.meta["val"] for node in captured.trace.expected}
+    wide = {
+        name for name, value in gradients.items() if isinstance(value, torch.Tensor) and value.numel() > 1
+    }
     held = sum(v.bytes for v in graph.values if v.kind == "tangent" and v.name in wide)
     return 0 if options.allow_breaks else 2 * held
 
@@ -229,8 +232,7 @@ def _watched(planned: Planned, backward: fx.GraphModule) -> Watch:
     """
     captured = planned.priced.captured
     trace, inputs = captured.trace, captured.asked.inputs
-    places = inputs.places(trace.primals)
-    if not places:
+    if not captured.places:
         held = [sum(sizes.values()) for sizes in inputs.storages]
         return Watch([Watched(at, name, again=False) for at, name in enumerate(inputs.names) if held[at]])
     read = {node.name for node in backward.graph.find_nodes(op="placeholder")}
@@ -238,8 +240,9 @@ def _watched(planned: Planned, backward: fx.GraphModule) -> Watch:
     return Watch(
         [
             Watched.of(at, inputs.names[at[0]], node.meta["val"], again=node in again)
-            for at, node in zip(places, trace.primals, strict=True)
-            if at is not None and tensors_of(node) and (node.name in read or node in again)
+            for at, node in zip(captured.places, trace.primals, strict=True)
+            if at is not None and isinstance(node.meta["val"], torch.Tensor)
+            if node.name in read or node in again
         ]
     )
 
