@@ -6,7 +6,7 @@ python benchmarks/cluster.py benchmarks/results/cluster.jsonl --table
 The model has the shape of Llama 3 8B in bf16, and AdamW's state in the dtype of the parameters; every rank
 has a batch of one text of 8192 tokens. Parameters are sharded over all ranks and gathered where they are
 read. By one simulator: keeping everything, a checkpoint around every block, and Lowtide's frontier, with the
-plan that is as small as the checkpointed one. Prices are rooflines; collectives do not overlap with computing.
+plan that is as small as the checkpointed one. Prices are rooflines; collectives overlap with nothing.
 """
 
 from __future__ import annotations

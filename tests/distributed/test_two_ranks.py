@@ -43,7 +43,10 @@ def seen(ranks, scenario):
     return found
 
 
-CAPPED = ("tensor_parallel", "sharded_parameters", "measured_prices", "accumulation", "uneven_shards")
+CAPPED = (
+    *("tensor_parallel", "dtensor_loss", "sharded_parameters", "measured_prices", "accumulation"),
+    "uneven_shards",
+)
 
 
 @pytest.mark.parametrize("scenario", CAPPED)

@@ -113,7 +113,7 @@ def trained(model, budget=None, *, rank=0, micro_batches=1, width=WIDTH, **optio
             def call(x=x, y=y):
                 loss = model(x, y)
                 loss.backward()
-                losses.append(loss.detach())
+                losses.extend(local([loss.detach()]))
 
             gradients = [parameter.grad for parameter in model.parameters()]
             resident = [*local(model.parameters()), *local(gradients), *state_of(optimizer)]
@@ -171,6 +171,17 @@ def raising(x):
     raise RuntimeError("no data on this rank")
 
 
+class Averaged(nn.Module):
+    """Gives its loss as a DTensor."""
+
+    def __init__(self, model, mesh):
+        super().__init__()
+        self.model, self.mesh = model, mesh
+
+    def forward(self, x, y):
+        return DTensor.from_local(self.model(x, y)[None], self.mesh, [Shard(0)]).mean()
+
+
 class Ranks:
     """The scenarios, each a method that both ranks run at the same time."""
 
@@ -183,6 +194,9 @@ class Ranks:
 
     def sharded_parameters(self):
         return compared(lambda: sharded(self.mesh), "55%", rank=self.rank)
+
+    def dtensor_loss(self):
+        return compared(lambda: Averaged(tensor_parallel(self.mesh), self.mesh), "80%")
 
     def measured_prices(self):
         return compared(lambda: sharded(self.mesh), "70%", rank=self.rank, prices="measured")

@@ -164,7 +164,7 @@ def _add_batch(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
-    source = "a graph file, - for standard input, or FILE.py:FUNCTION"
+    source = "a graph file, - (standard input) or FILE.py:FUNCTION"
     parser.add_argument("source", metavar="SOURCE", help=source)
 
 
@@ -186,7 +186,7 @@ def _add_of_a_step(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_ranks(parser: argparse.ArgumentParser) -> None:
-    ranks = "plan one rank of N that share the parameters, as fully_shard does"
+    ranks = "plan one of N ranks that share the parameters"
     parser.add_argument("--ranks", type=_ranks, metavar="N", help=ranks)
 
 
