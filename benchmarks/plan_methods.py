@@ -23,13 +23,13 @@ from torch._functorch import partitioners
 
 from corpus import CORPUS, DEVICE, PAPER, load
 from lowtide.errors import LowtideError
+from lowtide.planner.per_block import per_block_schedule
 from lowtide.plans.graph import Graph
 from lowtide.plans.keep_all import keep_all
 from lowtide.plans.schedule import Schedule
 from lowtide.plans.simulator import simulate
 from lowtide.solve import METHODS
 from lowtide.solve.bound import lower_bound
-from per_block import per_block_schedule
 from plan_results import BOUND, SHARES, Row
 from torch_budget import BUDGETS, torch_budget_schedules
 

@@ -33,22 +33,23 @@ LAYERS = {  # the pipeline from below; a room may import the base and what is na
     "planner": {"devices", "plans", "solve"},
     "lowering": {"capture", "plans", "torch_state"},
     "stages": {"capture", "lowering", "options", "plans", "torch_state"},
+    "ranks": {"capture", "devices", "plans", "prices", "stages"},
     "run": {"capture", "console", "devices", "measuring", "planner", "plans", "prices", "stages"},
     "sketching": {"capture", "console", "measuring", "plans", "solve", "stages"},
     "pipeline": {
         "stages",
-        *("capture", "console", "devices", "fusion", "lowering", "options", "planner", "plans"),
-        *("prices", "run", "sketching", "torch_state"),
+        *("capture", "console", "devices", "ranks", "fusion", "lowering", "options", "planner"),
+        *("plans", "prices", "run", "sketching", "torch_state"),
     },
-    "distributed": {
+    "sharded": {
         "stages",
         *("capture", "devices", "lowering", "measuring", "options", "pipeline", "planner", "plans"),
         *("sketching", "torch_state"),
     },
     "entry": {
         "stages",
-        *("capture", "console", "devices", "distributed", "measuring", "options", "pipeline", "planner"),
-        *("plans", "sketching", "torch_state"),
+        *("capture", "console", "devices", "measuring", "options", "pipeline", "planner", "plans"),
+        *("ranks", "sharded", "sketching", "torch_state"),
     },
     "evidence": {"console", "entry", "measuring", "pipeline", "plans", "sketching", "torch_state"},
     "batch_size": {"devices", "entry", "planner", "plans"},

@@ -43,6 +43,7 @@ def test_names():
         "Op",
         "Plan",
         "PlanMismatch",
+        "RanksDiffer",
         "Recurrent",
         "Run",
         "ScanPlan",

@@ -35,6 +35,7 @@ __all__ = [
     "Op",
     "Plan",
     "PlanMismatch",
+    "RanksDiffer",
     "Recurrent",
     "Run",
     "ScanPlan",

@@ -83,12 +83,22 @@ NAMES: dict[str, tuple[str, str]] = {
     "saving_hooks_allowed": ("torch._C:_autograd._saved_tensors_hooks_is_enabled", "2.11-2.13"),
     "neg_view": ("torch:_neg_view", "2.11-2.13"),
     "suggest_memory_format": ("torch._prims_common:suggest_memory_format", "2.11-2.13"),
+    "default_store": ("torch.distributed.distributed_c10d:_get_default_store", "2.13"),
+    "process_group": ("torch.distributed.distributed_c10d:_resolve_process_group", "2.13"),
+    "gather_from_ranks": (
+        "torch.distributed._functional_collectives:all_gather_tensor_autograd",
+        "2.13",
+    ),
+    "FakeStore": ("torch.testing._internal.distributed.fake_pg:FakeStore", "2.13"),
+    "below_autograd": ("torch._C:_AutoDispatchBelowAutograd", "2.11-2.13"),
+    "storage_holders": ("torch._C:_storage_Use_Count", "2.13"),
     "saving_hooks": ("torch._C:_autograd._top_saved_tensors_default_hooks", "2.11-2.13"),
 }
 
 ATTRIBUTES: dict[str, tuple[str, str, str]] = {
     # use here: (attribute, the class whose instances have it, versions it was seen in)
     "storage_key": ("_cdata", "torch:UntypedStorage", "2.11-2.13"),
+    "holders": ("_use_count", "torch:Tensor", "2.13"),
     "version": ("_version", "torch:Tensor", "2.11-2.13"),
     "backward_hooks": ("_backward_hooks", "torch:Tensor", "2.11-2.13"),
     "accumulated_hooks": ("_post_accumulate_grad_hooks", "torch:Tensor", "2.11-2.13"),
@@ -141,6 +151,46 @@ def set_private(owner: Any, name: str, value: Any) -> None:
 def storage_key(tensor: torch.Tensor) -> int:
     """What tells storages that are alive apart."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def inner_tensors(item: Any) -> dict[tuple[str, ...], torch.Tensor]:
+    """The plain tensors of a tensor by the attributes that lead to them: of a DTensor, its local one.
+
+    AOTAutograd takes apart by the same protocol what is made of others (`__tensor_flatten__`, 2.11-2.13).
+    """
+    if not isinstance(item, torch.Tensor):
+        return {}
+    if not is_made_of_others(item):
+        return {(): item}
+    return {
+        (name, *rest): tensor
+        for name in item.__tensor_flatten__()[0]  # type: ignore[attr-defined]
+        for rest, tensor in inner_tensors(getattr(item, name)).items()
+    }
+
+
+def is_made_of_others(item: Any) -> bool:
+    """Whether a tensor is of a subclass that wraps other tensors, as DTensor does."""
+    plain = type(item) in (torch.Tensor, torch.nn.Parameter) or not isinstance(item, torch.Tensor)
+    return not plain and hasattr(item, "__tensor_flatten__")
+
+
+def place_of(node: Any) -> tuple[int, tuple[str, ...]] | None:
+    """Which input of a captured step a placeholder stands for, and the attributes that lead to it there.
+
+    None for what torch adds, and where it merged some (the descriptors of `meta["desc"]`, seen in 2.11-2.13).
+    """
+    path: list[str] = []
+    described = node.meta.get("desc")
+    while hasattr(described, "base") and hasattr(described, "attr"):
+        path.insert(0, described.attr)
+        described = described.base
+    return (described.idx, tuple(path)) if type(described).__name__ == "PlainAOTInput" else None
+
+
+def holders(tensor: torch.Tensor) -> tuple[int, int]:
+    """How many hold a tensor, and its storage: Python, autograd, threads of torch's own."""
+    return private_of(tensor, "holders")(), private("storage_holders")(storage_key(tensor))
 
 
 def find(place: str) -> Any:

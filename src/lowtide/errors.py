@@ -9,6 +9,7 @@
     ├── ScheduleError          the simulator refused a schedule
     ├── FormatError            a graph, schedule, timeline or plan file is malformed (also a ValueError)
     ├── PlanMismatch           a plan made for another model or other shapes
+    ├── RanksDiffer            ranks of one step have different ones, or one of them failed
     └── UnsupportedBackward    double backward, retain_graph=True, a gradient that was not planned for, or
                                an input that changed since the forward and is recomputed from
 
@@ -144,6 +145,13 @@ class PlanMismatch(LowtideError):
     >>> model(torch.ones(2, 4))
     Traceback (most recent call last):
     lowtide.errors.PlanMismatch: the plan was made for another step: ...
+    """
+
+
+class RanksDiffer(LowtideError):
+    """Ranks that must run the same schedule ask for different ones, or one of them failed or did not come.
+
+    Every rank raises it: a collective that only some of them ran would never end.
     """
 
 

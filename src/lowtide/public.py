@@ -15,6 +15,7 @@ from .errors import GraphBreak as GraphBreak
 from .errors import LowtideError as LowtideError
 from .errors import NothingToTrain as NothingToTrain
 from .errors import PlanMismatch as PlanMismatch
+from .errors import RanksDiffer as RanksDiffer
 from .errors import ScheduleError as ScheduleError
 from .errors import UnsupportedBackward as UnsupportedBackward
 from .evidence.verification import Verification as Verification

@@ -51,7 +51,7 @@ class Asked:
     `target` names an absent device to plan for; `only_plan` stops before anything runs. `autocast` is the
     state that the backward is traced for, `beside` the bytes that are set aside for calls in flight,
     `headroom` bytes of the budget that an earlier round showed to be needed besides the plan, and `sketched`
-    what an earlier round chose.
+    what an earlier round chose. `attempt` is what all ranks of a process group call this planning.
     """
 
     options: Options
@@ -62,6 +62,7 @@ class Asked:
     beside: int = 0
     headroom: int = 0
     sketched: Sketched | None = None
+    attempt: str = ""
 
     def __repr__(self) -> str:
         where = f" for {self.target}" if self.target else ""
@@ -99,7 +100,8 @@ class Captured:
     """A step as torch traced it, lifted to a graph without prices.
 
     `constants` are the tensors that the trace refers to by name; `channels_last` says that the compiler will
-    hold images so, `casts_inside` that some operators cast what they multiply themselves.
+    hold images so, `casts_inside` that some operators cast what they multiply themselves; `places` are those
+    of the step's inputs that primals stand for (`StepInputs.places`).
     """
 
     asked: Asked
@@ -108,6 +110,7 @@ class Captured:
     constants: Mapping[str, Any]
     casts_inside: bool
     channels_last: bool
+    places: Sequence[tuple[int, tuple[str, ...]] | None] = ()
 
     def __repr__(self) -> str:
         return f"Captured({_size(self.lifted)} on {self.trace.device})"
@@ -135,10 +138,11 @@ class Priced:
 
 @dataclass(frozen=True, repr=False)
 class Planned:
-    """A step with the plan that it will follow."""
+    """A step with the plan that it will follow; `any_rank` asks all that do whether something is so."""
 
     priced: Priced
     plan: Plan
+    any_rank: Callable[[bool], bool] = bool
 
     def __repr__(self) -> str:
         budget = "no budget" if self.plan.budget is None else f"under {format_bytes(self.plan.budget)}"

@@ -12,12 +12,12 @@ from torch.utils.checkpoint import checkpoint
 
 import lowtide
 from graphs import Step, cnn
+from lowtide.planner.per_block import find_blocks, per_block_schedule
 from lowtide.plans.graph import Value
 from lowtide.plans.keep_all import keep_all
 from lowtide.plans.order import first_order
 from lowtide.plans.schedule import Run
 from lowtide.plans.simulator import simulate
-from per_block import find_blocks, per_block_schedule
 from torch_budget import partitioners, torch_budget_schedules
 
 pytestmark = pytest.mark.slow

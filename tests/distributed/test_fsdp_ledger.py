@@ -1,6 +1,6 @@
 """What FSDP holds, event by event, on groups of round sizes."""
 
-from lowtide.distributed.fsdp_ledger import Group, Ledger
+from lowtide.sharded.fsdp_ledger import Group, Ledger
 
 SIZES = {"whole": 100, "gather": 100, "gradients": 100, "scatter": 100, "kept": 50, "summed": 100}
 

@@ -13,6 +13,7 @@ from .._torch import private_of, storage_key
 from ..errors import CaptureError
 from .rewrites import batchnorm
 from .rewrites.accumulate import is_accumulation
+from .rewrites.collectives import is_collective, is_wait
 from .rewrites.handing import is_handing
 
 __all__ = [
@@ -88,10 +89,9 @@ def has_effect(node: fx.Node) -> bool:
         return True
     if str(node.target) == "with_effects":  # torch's wrapper of ops that print, assert or raise
         return True
-    # Collectives must run on every rank in the same order; a mutable schema writes to an argument.
+    # A mutable schema writes to an argument.
     schema = private_of(node.target, "schema", None)
-    namespace = getattr(node.target, "namespace", "")
-    return namespace in ("_c10d_functional", "c10d_functional") or bool(schema and schema.is_mutable)
+    return is_collective(node) or is_wait(node) or bool(schema and schema.is_mutable)
 
 
 def is_item(node: fx.Node) -> bool:

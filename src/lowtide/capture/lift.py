@@ -26,6 +26,7 @@ from .fx_nodes import feeding, has_effect, is_item, storage_of, tensors_of
 from .rewrites.accumulate import is_accumulation
 from .rewrites.batchnorm import UPDATES_STATISTICS
 from .rewrites.channels_last_inputs import is_channels_last_copy
+from .rewrites.collectives import moves_only, operator_of, waited
 from .rewrites.random_draws import draws, is_idle_draw
 from .trace import Trace
 
@@ -171,7 +172,7 @@ class _Lifting:
         return self.viewed.get(node) or ([self.value_of[node]] if node in self.value_of else [])
 
     def kind(self, node: fx.Node) -> OpKind:
-        """Collectives, writes into inputs and readers of an input that is overwritten run once."""
+        """Reductions between ranks, writes into inputs and readers of an overwritten input run once."""
         # A second run could read it after the write.
         if any(self.touches_mutated(parent) for parent in node.all_input_nodes):
             return "pinned"
@@ -179,6 +180,8 @@ class _Lifting:
             return "pinned" if is_idle_draw(node) else "random"
         if node.target in UPDATES_STATISTICS and node in self.feeding_outputs:
             return "pure"  # its first run, in the forward, is the one that updates them
+        if node.target is waited and moves_only(node):
+            return "pure"
         if is_channels_last_copy(node) or has_effect(node):
             return "pinned"
         # On the safe side: replaying from a saved state costs little, another mask would be a wrong gradient.
@@ -259,7 +262,7 @@ def source_line(node: fx.Node) -> str:
 
 def target_name(node: fx.Node) -> str:
     """The operator's name, as in `aten.mm.default`."""
-    target = node.target
+    target = operator_of(node)
     return (
         str(target) if isinstance(target, private("Operator")) else getattr(target, "__name__", str(target))
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from .._torch import is_view
+from .._torch import inner_tensors, is_made_of_others, is_view, place_of
 from ..errors import CaptureError
 from .awaited import NOBODY, Awaited, awaited, in_bucket
 
@@ -24,18 +24,22 @@ class StepInputs:
 
     `roles` are "parameter", "buffer" and "input"; `leaves` get a gradient in `.grad`, and have one already
     where they are `accumulating`; `trained` refers to the leaves themselves; `storages` are the bytes of what
-    each input looks at; `cast_once` are the leaves whose casts autocast keeps; `awaited` says for whose
-    gradients somebody waits during the backward; `names` are what a user calls the inputs.
+    each input looks at, by the attributes that lead to its tensors; `cast_once` are the leaves whose casts
+    autocast keeps; `awaited` says for whose gradients somebody waits during the backward; `names` are what a
+    user calls the inputs; `wrapped` are those made of other tensors, as a DTensor is of its local one;
+    `shapes` are dtypes and shapes as a user sees them, of a DTensor the whole.
     """
 
     roles: tuple[str, ...] = ()
     leaves: frozenset[int] = frozenset()
     accumulating: frozenset[int] = frozenset()
     trained: tuple[weakref.ref[torch.Tensor], ...] = ()
-    storages: tuple[int, ...] = ()
+    storages: tuple[dict[tuple[str, ...], int], ...] = ()
     cast_once: frozenset[int] = frozenset()
     awaited: Awaited = NOBODY
     names: tuple[str, ...] = ()
+    wrapped: frozenset[int] = frozenset()
+    shapes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, module: fx.GraphModule, inputs: Sequence[Any]) -> StepInputs:
@@ -52,28 +56,75 @@ class StepInputs:
             leaves=frozenset(leaves),
             accumulating=frozenset(index for index, item in leaves.items() if _holds_gradient(item)),
             trained=tuple(map(weakref.ref, leaves.values())),
-            storages=tuple(map(_storage_bytes, inputs)),
+            storages=tuple(map(_storages, inputs)),
             cast_once=frozenset(index for index, item in leaves.items() if _autocast_keeps(item)),
             awaited=awaited(leaves),
             names=tuple(
                 _name(str(node.target), _role(node, item)) for node, item in zip(nodes, inputs, strict=True)
             ),
+            wrapped=frozenset(index for index, item in enumerate(inputs) if is_made_of_others(item)),
+            shapes=tuple(map(_shape, inputs)),
         )
 
     def present_gradients(self) -> Iterator[int]:
         """The bytes of the gradients that are there."""
-        for leaf in (ref() for ref in self.trained):
-            if leaf is not None and leaf.grad is not None and _holds_gradient(leaf):
-                yield leaf.grad.numel() * leaf.grad.element_size()
+        for ref in self.trained:
+            yield from _gradient_bytes(ref())
+
+    def present_wrapped_gradients(self) -> Iterator[int]:
+        """The bytes of those that are made of other tensors, which autograd adds to by itself."""
+        for tensor in (ref() for ref in self.trained):
+            if is_made_of_others(tensor):
+                yield from _gradient_bytes(tensor)
+
+    def places(self, primals: Sequence[fx.Node]) -> list[tuple[int, tuple[str, ...]] | None]:
+        """For each primal the input that it stands for, and the attributes that lead to it there.
+
+        None for the tokens that torch puts in front, one for each kind of effect. Of an input that is made of
+        other tensors there is a primal for each of them. Empty where torch merged inputs.
+        """
+        tokens = len(primals) - len(self.roles)
+        if self.wrapped:
+            found = [place_of(primal) for primal in primals]
+            return found if {at[0] for at in found if at} == set(range(len(self.roles))) else []
+        if tokens < 0:
+            return []
+        return [None if index < tokens else (index - tokens, ()) for index in range(len(primals))]
+
+    def by_primal(self, primals: Sequence[fx.Node]) -> StepInputs:
+        """The same for each primal that is no token; nothing where torch merged some."""
+        if not self.wrapped:
+            return self if len(primals) >= len(self.roles) else StepInputs()
+        places = [at for at in self.places(primals) if at is not None]
+
+        def primals_of(indices: frozenset[int]) -> frozenset[int]:
+            return frozenset(primal for primal, (place, _) in enumerate(places) if place in indices)
+
+        return replace(
+            self,
+            roles=tuple(self.roles[place] for place, _ in places),
+            leaves=primals_of(self.leaves),
+            accumulating=primals_of(self.accumulating - self.wrapped),
+            storages=tuple({(): self.storages[place].get(path, 0)} for place, path in places),
+            cast_once=primals_of(self.cast_once),
+            awaited=NOBODY,
+            names=tuple(self.names[place] for place, _ in places),
+            wrapped=frozenset(),
+        )
 
     def widen(self, primals: Sequence[fx.Node]) -> None:
         """Let fake inputs be as large as what they look at: torch traces some parts as if they were all."""
-        tokens = len(primals) - len(self.storages)
-        if tokens < 0:  # torch merged inputs that look at the same storage
-            return
-        for primal, size in zip(primals[tokens:], self.storages, strict=True):
+        for primal, at in zip(primals, self.places(primals), strict=False):
+            size = 0 if at is None else self.storages[at[0]].get(at[1], 0)
             if _storage_bytes(primal.meta["val"]) < size:
                 primal.meta["val"].untyped_storage().resize_(size)
+
+
+def _gradient_bytes(tensor: torch.Tensor | None) -> Iterator[int]:
+    if tensor is None or not _holds_gradient(tensor):
+        return
+    for gradient in inner_tensors(getattr(tensor, "grad", None)).values():
+        yield gradient.numel() * gradient.element_size()
 
 
 def _refuse(inputs: Sequence[Any]) -> None:
@@ -101,6 +152,12 @@ def _holds_gradient(leaf: torch.Tensor) -> bool:
     return leaf.grad is not None and not in_bucket(leaf.grad)
 
 
+def _shape(item: Any) -> str:
+    if not isinstance(item, torch.Tensor):
+        return type(item).__name__
+    return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
+
+
 def _autocast_keeps(leaf: torch.Tensor) -> bool:
     """Whether eager keeps a leaf's cast until autocast ends (ATen/autocast_mode.cpp, 2.11-2.13)."""
     return leaf.dtype == torch.float32 and not is_view(leaf)
@@ -119,6 +176,10 @@ def _name(target: str, role: str) -> str:
     if kind == "args" and rest:
         return f"the argument {rest}" if not rest.isdecimal() else f"argument {rest}"
     return f"the {role} {rest if kind == 'kwargs' and rest else word}"
+
+
+def _storages(item: Any) -> dict[tuple[str, ...], int]:
+    return {path: _storage_bytes(tensor) for path, tensor in inner_tensors(item).items()}
 
 
 def _storage_bytes(item: Any) -> int:

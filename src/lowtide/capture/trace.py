@@ -4,6 +4,7 @@ AOTAutograd hands over a functional `torch.fx` graph whose placeholders are prim
 inputs) and tangents (gradients of the outputs), and whose results are the forward's outputs followed by one
 gradient per primal. These rewrites make it fit to be planned and to run as eager does, and as fast:
 
+- `join_waits`: a collective and the wait for it are one op;
 - `cast_once`, `cast_inside`: what autocast does in eager and not in a trace;
 - `in_order_of_memory`: random numbers are drawn along the strides that eager draws along;
 - `fuse_batch_norm`: the functional BatchNorm becomes the fused one of eager, statistics updated in place;
@@ -33,11 +34,12 @@ from torch import fx
 
 from ..torch_state.autocast_state import State
 from .awaited import NOBODY
-from .fx_nodes import depends_on, mark_backward, mutations
+from .fx_nodes import depends_on, mark_backward, mutations, tensors_of
 from .known_kernels import KnownKernels
 from .rewrites import accumulate, batchnorm, dropout, handing
 from .rewrites.autocast import cast_inside, cast_once
 from .rewrites.channels_last_inputs import copy_channels_last_once
+from .rewrites.collectives import join_waits, share_waited
 from .rewrites.common import (
     conjugate_numbers,
     drop_copies,
@@ -115,12 +117,11 @@ def make_trace(joint: fx.GraphModule, inputs: StepInputs, manner: Manner, *, for
     placeholders = joint.graph.find_nodes(op="placeholder")
     tangents = [node for node in placeholders if "tangents" in node.name]
     primals = [node for node in placeholders if "tangents" not in node.name]
-    tokens = len(primals) - len(inputs.roles)  # torch puts one in front for each kind of effect
-    if tokens < 0:  # it merged inputs, so what is known of each does not apply
-        inputs, tokens = StepInputs(), len(primals)
+    places, inputs = inputs.places(primals), inputs.by_primal(primals)
+    tokens = places.count(None) if places else len(primals)
     if tokens or manner.compiled:  # effects come with results of their own; compiled code has no pauses
         inputs = replace(inputs, awaited=NOBODY)
-    separate_tangents(tangents)
+    separate_tangents([node for node in tangents if tensors_of(node)])
     expected = _expected(tangents, manner.differentiate)
     device = device_of(joint.graph)
     weights = _Weights(primals[tokens:], inputs, forward_outputs)
@@ -182,11 +183,13 @@ def _rewrite(
     graph: fx.Graph, primals: list[fx.Node], tangents: list[fx.Node], weights: _Weights, manner: Manner
 ) -> None:
     """The rewrites that need nothing but the graph, in their order."""
+    share_waited(graph)
     if manner.compiled:
         pad_once(graph)
         look_through_views(graph)
         join_sums(graph)
     else:
+        join_waits(graph)
         weights.cast_once(graph)
         cast_inside(graph, tangents, manner.backward_autocast)
         in_order_of_memory(graph)
@@ -203,8 +206,9 @@ def _rewrite(
 
 def _expected(tangents: list[fx.Node], differentiate: str) -> list[fx.Node]:
     """With "auto", a step with a scalar output is trained on its scalars alone: that is a loss."""
-    scalars = [node for node in tangents if node.meta["val"].numel() == 1]
-    return scalars if scalars and differentiate == "auto" else tangents
+    opaque = [node for node in tangents if not tensors_of(node)]  # what a gradient is made of beside tensors
+    scalars = [node for node in tangents if node not in opaque and node.meta["val"].numel() == 1]
+    return [*scalars, *opaque] if scalars and differentiate == "auto" else tangents
 
 
 def device_of(graph: fx.Graph) -> torch.device:

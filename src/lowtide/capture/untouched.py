@@ -8,6 +8,7 @@ from torch import fx
 
 from .._torch import frees_tangents
 from ..plans.graph import Graph, Value
+from .fx_nodes import tensors_of
 from .trace import Trace
 
 __all__ = ["with_tangents_that_come", "without_untouched"]
@@ -19,7 +20,8 @@ def with_tangents_that_come(graph: Graph, trace: Trace) -> Graph:
     `loss.backward()` itself holds the gradient of a scalar; before torch 2.13 the engine holds all of them.
     """
     every = not frees_tangents()
-    held = {node.name: every or node.meta["val"].numel() == 1 for node in trace.expected}
+    come = [node for node in trace.expected if tensors_of(node)]
+    held = {node.name: every or node.meta["val"].numel() == 1 for node in come}
 
     def known(value: Value) -> Value:
         if value.kind != "tangent":

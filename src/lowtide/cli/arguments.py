@@ -164,7 +164,7 @@ def _add_batch(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
-    source = "a graph file, - for standard input, or FILE.py:FUNCTION"
+    source = "a graph file, - (standard input) or FILE.py:FUNCTION"
     parser.add_argument("source", metavar="SOURCE", help=source)
 
 
@@ -182,6 +182,12 @@ def _add_of_a_step(parser: argparse.ArgumentParser) -> None:
     _add_executor(parser)
     _add_optimizer(parser)
     _add_batch_size(parser)
+    _add_ranks(parser)
+
+
+def _add_ranks(parser: argparse.ArgumentParser) -> None:
+    ranks = "plan one of N ranks that share the parameters"
+    parser.add_argument("--ranks", type=_ranks, metavar="N", help=ranks)
 
 
 def _add_device(parser: argparse.ArgumentParser) -> None:
@@ -223,6 +229,14 @@ def _method(name: str) -> str:
 def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+    return int(text)
+
+
+def _ranks(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(
+            f"ranks {text!r} must be a whole number >= 2: the GPUs that share the parameters"
+        )
     return int(text)
 
 

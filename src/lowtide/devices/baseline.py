@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._torch import private
+from .._torch import inner_tensors, private
 from ..errors import LowtideError
 from ..plans.graph import Graph
 from .allocator import rounded
@@ -109,10 +109,9 @@ def _scaled_bytes(
     state: dict[str, Any], parameter: torch.Tensor, device: torch.device, *, on_device: bool
 ) -> int:
     """The bytes of such a state for a whole parameter."""
-    held = (
-        parameter.to_local() if hasattr(parameter, "to_local") else parameter
-    )  # of a DTensor, this rank's part
-    real = dict(zip(SIZES, held.shape or (1,), strict=False))
+    inner = list(inner_tensors(parameter).values())
+    local = inner[0] if len(inner) == 1 else parameter  # of a DTensor, this rank's part
+    real = dict(zip(SIZES, local.shape or (1,), strict=False))
     total = 0
     for tensor in (item for item in state.values() if isinstance(item, torch.Tensor)):
         if tensor.ndim or on_device or device.type == "cpu":

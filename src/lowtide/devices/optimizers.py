@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .._torch import is_optimizer_hook, private, storage_key, without_optimizer_hooks
+from .._torch import inner_tensors, is_optimizer_hook, private, storage_key, without_optimizer_hooks
 from ..errors import LowtideError
 from .allocator import rounded
 
@@ -77,13 +77,7 @@ def state_tensors(optimizer: Any) -> list[torch.Tensor]:
 def _tensors(tree: Any, depth: int = 0) -> Iterator[torch.Tensor]:
     """The tensors in a nest of containers; of a subclass that is made of others, those."""
     if isinstance(tree, torch.Tensor):
-        if type(tree) is not torch.Tensor and hasattr(tree, "__tensor_flatten__"):
-            parts = (getattr(tree, name) for name in tree.__tensor_flatten__()[0])
-            yield from (
-                part for part in parts if isinstance(part, torch.Tensor)
-            )  # a DTensor has its mesh, too
-        elif tree.layout == torch.strided:
-            yield tree
+        yield from (each for each in inner_tensors(tree).values() if each.layout == torch.strided)
     elif isinstance(tree, _CONTAINERS) and depth < _DEEPEST:
         for item in tree.values() if isinstance(tree, Mapping) else tree:
             yield from _tensors(item, depth + 1)

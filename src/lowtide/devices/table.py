@@ -17,12 +17,16 @@ from ..errors import LowtideError
 if TYPE_CHECKING:
     import torch  # the table itself is read before torch is
 
-__all__ = ["DEVICES", "Device", "describe", "find_device", "host_memory_left", "total_memory"]
+__all__ = ["DEVICES", "NODE", "Device", "describe", "find_device", "host_memory_left", "total_memory"]
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device by its datasheet: bytes of memory, bytes per second, and operations per second by dtype."""
+    """A device by its datasheet: bytes of memory, bytes per second, and operations per second by dtype.
+
+    `link` is what goes to the other devices of its node per second, and `network` to other nodes, one way:
+    of PCIe 4 and of 100 Gb/s where nothing else is said.
+    """
 
     name: str
     type: str
@@ -31,6 +35,8 @@ class Device:
     half: float
     single: float
     launch: float = 4e-6
+    link: float = 2.5e10
+    network: float = 1e10
 
     def rate(self, dtype: torch.dtype) -> float:
         """Multiply-adds count as two operations."""
@@ -39,18 +45,21 @@ class Device:
 
 _GIB = 2**30
 
+NODE = 8
+"""Devices of one node, each with a network card of its own."""
+
 DEVICES: dict[str, Device] = {
     device.name.lower(): device
     for device in (
-        Device("H200", "cuda", 140 * _GIB, 4.3e12, 7.9e14, 3.5e14),
-        Device("H100", "cuda", 79 * _GIB, 2.9e12, 7.6e14, 3.4e14),
-        Device("A100", "cuda", 79 * _GIB, 1.7e12, 2.6e14, 1.2e14),
-        Device("A100-40GB", "cuda", 39 * _GIB, 1.3e12, 2.6e14, 1.2e14),
-        Device("V100", "cuda", 31 * _GIB, 7.8e11, 9.5e13, 1.4e13),
+        Device("H200", "cuda", 140 * _GIB, 4.3e12, 7.9e14, 3.5e14, link=3.6e11, network=4e10),
+        Device("H100", "cuda", 79 * _GIB, 2.9e12, 7.6e14, 3.4e14, link=3.6e11, network=4e10),
+        Device("A100", "cuda", 79 * _GIB, 1.7e12, 2.6e14, 1.2e14, link=2.4e11, network=2e10),
+        Device("A100-40GB", "cuda", 39 * _GIB, 1.3e12, 2.6e14, 1.2e14, link=2.4e11, network=2e10),
+        Device("V100", "cuda", 31 * _GIB, 7.8e11, 9.5e13, 1.4e13, link=1.2e11),
         Device("L40S", "cuda", 44 * _GIB, 7.2e11, 2.9e14, 1.4e14),
         Device("L4", "cuda", 22 * _GIB, 2.5e11, 9.5e13, 4.7e13),
         Device("A10G", "cuda", 22 * _GIB, 5.0e11, 5.6e13, 2.8e13),
-        Device("T4", "cuda", 15 * _GIB, 2.5e11, 4.0e13, 7.0e12),
+        Device("T4", "cuda", 15 * _GIB, 2.5e11, 4.0e13, 7.0e12, link=1.2e10),
         Device("RTX 4090", "cuda", 23 * _GIB, 8.5e11, 1.3e14, 6.6e13),
         Device("RTX 3090", "cuda", 23 * _GIB, 7.8e11, 6.0e13, 3.0e13),
         Device("cpu", "cpu", 0, 2.0e10, 5.0e10, 1.0e11, launch=3e-6),

@@ -2,6 +2,6 @@
 
 In: a user's model, batch and options.
 Out: the model capped, or the plan.
-Imports: capture/, console/, devices/, distributed/, measuring/, pipeline/, planner/, plans/, sketching/,
+Imports: capture/, console/, devices/, measuring/, pipeline/, planner/, plans/, ranks/, sharded/, sketching/,
   torch_state/.
 """

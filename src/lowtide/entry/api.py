@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,14 +17,16 @@ from ..capture.meta_model import fakes_for_meta
 from ..capture.torch_errors import OnlyPlanned, clear_errors, users_error
 from ..console.call_fit import misfit, takes_by_name
 from ..console.log import planning
-from ..distributed.fsdp_groups import holds_sharded
 from ..errors import CaptureError, GraphBreak, LowtideError
 from ..measuring.trial import modules_of
 from ..options import Options
 from ..pipeline.in_flight import Caller
 from ..pipeline.optimizer_steps import capped_around, forget, watch
+from ..pipeline.plan_notes import notes_on_ranks
 from ..pipeline.runnable_step import runnable
 from ..plans.planned_step import Plan
+from ..ranks.simulated_ranks import one_of_ranks
+from ..sharded.fsdp_groups import holds_sharded
 from ..sketching.marker import leaving_marks
 from ..stages import Asked
 from ..units import Budget
@@ -172,13 +175,16 @@ def plan(
     device: str | None = None,
     kwargs: dict[str, Any] | None = None,
     prices: str = "roofline",
+    ranks: int | None = None,
     **options: Any,
 ) -> Plan:
     """The plan of a training step, made under fake tensors: nothing is computed, nothing allocated.
 
     `device` names a device that is not here, as in "H200" or "A100": its allocator's rounding, its memory and
     its rates are used. A module on the meta device is planned as on the CPU. A budget means what it means to
-    `cap`; without one the plan keeps everything. Keyword arguments of the step go into `kwargs`.
+    `cap`; without one the plan keeps everything. Keyword arguments of the step go into `kwargs`. With `ranks`
+    it is the step of one rank of a cluster that shares the parameters, gradients and optimizer state as
+    `fully_shard` does, each rank with such a batch.
 
     >>> import lowtide, torch
     >>> model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
@@ -191,6 +197,10 @@ def plan(
     refuse_lazy(module for _, module in modules_of(model))
     chosen = Options.make(budget, prices=prices, **options)
     asked = Asked(chosen, target=None if device is None else str(device), only_plan=True)
+    inputs: Any = (batch, kwargs or {})
+    sharded = (
+        one_of_ranks(model, inputs, ranks, chosen.optimizer) if ranks is not None else nullcontext(inputs)
+    )
     function = _call_of(model) if isinstance(model, torch.nn.Module) else model
 
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -208,7 +218,8 @@ def plan(
             leaving_marks(),
             private("without_modes")(),
             torch.enable_grad(),
-            fakes_for_meta(model, (batch, kwargs or {})) as (args, named),
+            sharded as inputs,
+            fakes_for_meta(model, inputs) as (args, named),
         ):
             step(*args, **named)
     except OnlyPlanned as ended:
@@ -218,7 +229,8 @@ def plan(
     else:
         raise CaptureError("torch captured no graph: the step has no tensor operation")
     made = made if made.budget is None else made.with_bound()
-    return replace(made, notes=(*made.notes, *_note_on_eval(model)))
+    on_ranks = () if ranks is None else notes_on_ranks(made, ranks, asked.target)
+    return replace(made, notes=(*made.notes, *on_ranks, *_note_on_eval(model)))
 
 
 def _note_on_eval(model: Callable[..., Any]) -> tuple[str, ...]:

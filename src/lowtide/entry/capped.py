@@ -15,7 +15,13 @@ from typing import Any
 
 import torch
 
-from .._torch import capture_settings, outside_dynamo, usual_stance
+from .._torch import (
+    capture_settings,
+    in_process_group,
+    is_made_of_others,
+    outside_dynamo,
+    usual_stance,
+)
 from ..capture.joint_graph import capturing
 from ..capture.torch_errors import CAPPED_INSIDE, clear_errors
 from ..console.log import log, planning, say_plan
@@ -26,6 +32,7 @@ from ..pipeline.in_flight import Caller, held_beside, some_plan, too_many
 from ..pipeline.optimizer_steps import stepped_since_call
 from ..pipeline.runnable_step import RunnableStep
 from ..plans.planned_step import Plan
+from ..ranks.meeting import all_failed, tell_failure
 from ..sketching.marker import leaving_marks
 from ..torch_state.dispatch_modes import without_foreign_modes
 from ..units import format_bytes, parse_budget
@@ -87,7 +94,7 @@ class Capped:
         except CaptureError as error:
             if any(part.plan for part in entry.parts):
                 raise
-            installed = self.install(error, args, kwargs)
+            installed = self.install(error, entry.attempt, args, kwargs)
         result = self.run(self.entry(args, kwargs), args, kwargs)
         self.say(f"captured at the second try: the first call of {self.name} {installed}")
         return result
@@ -97,6 +104,8 @@ class Capped:
         before = len(entry.parts)
         uncounted = entry.uncounted()
         entry.ran = []
+        if not before:
+            entry.attempt = self.caller.next_attempt()
         try:
             with (
                 graphs_of_this_call(),
@@ -111,6 +120,8 @@ class Capped:
                 result = entry.call(*args, **kwargs)  # type: ignore[misc]
         except BaseException as error:
             self.forget_failed(entry)
+            if not entry.parts:
+                tell_failure(entry.attempt, error)
             if isinstance(error, BudgetTooSmall) and entry.beside:
                 raise too_many(self.caller, error.budget) from None
             raise
@@ -123,7 +134,9 @@ class Capped:
             self.say_plans(entry.parts[before:])
         return result
 
-    def install(self, error: CaptureError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def install(
+        self, error: CaptureError, attempt: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str:
         """Run a step that torch could not capture plainly, for what its first call installs, in words.
 
         Raises what the step itself raises, or the error where a second try would not help.
@@ -131,6 +144,8 @@ class Capped:
         if error.__cause__ is None or error.for_good:  # the first is not torch's: refused for what it is
             raise error
         modules = self.modules()
+        if in_process_group() and _distributed(modules) and not all_failed(attempt):
+            raise error
         if may_install(modules, (args, kwargs)):
             with capturing:
                 installed = install(lambda: self.function(*args, **kwargs), modules, (args, kwargs))
@@ -314,6 +329,11 @@ class Capped:
         if message not in self.said:
             self.said.add(message)
             log.warning(message)
+
+
+def _distributed(modules: list[torch.nn.Module]) -> bool:
+    """Whether a step has collectives, as far as its parameters show: DTensors are made of others."""
+    return any(is_made_of_others(parameter) for module in modules for parameter in module.parameters())
 
 
 def _call(capped: Capped, *args: Any, **kwargs: Any) -> Any:

@@ -22,10 +22,6 @@ from ..console.log import log, planning
 from ..devices.allocator import rounded
 from ..devices.baseline import states
 from ..devices.memory import memory_of
-from ..distributed.budget_split import Split, Splitter
-from ..distributed.fsdp_groups import Sharded, Unit
-from ..distributed.rehearsal import Rehearsal, rehearse
-from ..distributed.unit_steps import SharedRunners, UnitSteps, captured_graph
 from ..errors import BudgetTooSmall, CaptureError, LowtideError
 from ..options import Options
 from ..pipeline.compiled_calls import key_of
@@ -35,6 +31,10 @@ from ..planner.budgets import resolve
 from ..planner.unit_plans import unit_plans
 from ..plans.graph import Graph
 from ..plans.planned_step import Plan
+from ..sharded.budget_split import Split, Splitter
+from ..sharded.fsdp_groups import Sharded, Unit
+from ..sharded.rehearsal import Rehearsal, rehearse
+from ..sharded.unit_steps import SharedRunners, UnitSteps, captured_graph
 from ..units import format_bytes
 from .capped import Capped
 from .whole_steps import refuse_what_is_not_captured

@@ -21,6 +21,7 @@ from ..options import Options, limit, relative_to
 from ..pipeline.in_flight import Caller
 from ..pipeline.optimizer_steps import changes, look_at_steps
 from ..pipeline.runnable_step import RunnableStep, runnable
+from ..ranks.meeting import tell_failure
 from ..stages import Asked
 from ..torch_state.autocast_state import State
 from .whole_steps import refuse_part
@@ -82,8 +83,13 @@ class _Planned:
         return self.planned[self.caller.autocast](*args)
 
     def plan(self, inputs: Any) -> None:
-        asked = Asked(self.options, autocast=self.caller.autocast)
-        step = self.planned[asked.autocast] = runnable(asked, self.caller, self.module, inputs)
+        attempt = self.caller.next_attempt()
+        asked = Asked(self.options, autocast=self.caller.autocast, attempt=attempt)
+        try:
+            step = self.planned[asked.autocast] = runnable(asked, self.caller, self.module, inputs)
+        except BaseException as error:
+            tell_failure(attempt, error)
+            raise
         if step.plan is not None:
             say_plan(step.plan)
 

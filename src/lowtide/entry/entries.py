@@ -52,13 +52,14 @@ class Entry:
     """The compiled step of one shape, and the plans of its parts.
 
     It is traced for a backward in the state `autocast`, and planned beside other calls that hold `beside`
-    bytes.
+    bytes. `attempt` is what all ranks call its planning.
     """
 
     options: Options
     caller: Caller
     autocast: State = ()
     beside: int = 0
+    attempt: str = ""
     call: Callable[..., Any] | None = None
     parts: list[RunnableStep] = field(default_factory=list)
     ran: list[RunnableStep] = field(default_factory=list)
@@ -138,7 +139,7 @@ def backend_for(entry: Entry) -> Callable[..., Any]:
             refuse_part(module)
             if _present.graphs:
                 refuse_second_part()
-        asked = Asked(owner.options, autocast=owner.autocast, beside=owner.beside)
+        asked = Asked(owner.options, autocast=owner.autocast, beside=owner.beside, attempt=owner.attempt)
         part = runnable(asked, owner.caller, module, inputs)
         _present.graphs += 1
         owner.parts.append(part)

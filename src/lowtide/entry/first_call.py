@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .._torch import private
+from .._torch import inner_tensors, private
 from ..measuring.module_state import Attributes, Tensors, bytes_of, host_copy, is_tensor
 from ..torch_state.dispatch_modes import without_foreign_modes
 
@@ -69,7 +69,7 @@ def _run(
     """Run the step with nothing saved for a backward: its results on the host, and what modules hold then."""
     with without_foreign_modes(), state.watch(), _saving_nothing():
         output = call()
-    results = [host_copy(leaf) if is_tensor(leaf) else None for leaf in _leaves(output)]
+    results = [host_copy(tensor) for leaf in _leaves(output) for tensor in inner_tensors(leaf).values()]
     results += state.found()
     state.restore()
     return results, Attributes(modules)

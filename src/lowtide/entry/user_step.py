@@ -166,7 +166,12 @@ def _takes_unpacked(model: Callable[..., Any], batch: Sequence[Any]) -> bool:
 
 
 def capture_step(
-    step: UserStep, *, device: str | None = None, executor: str | None = None, optimizer: Any = None
+    step: UserStep,
+    *,
+    device: str | None = None,
+    executor: str | None = None,
+    optimizer: Any = None,
+    ranks: int | None = None,
 ) -> Plan:
     """The plan that keeps everything of a step; `optimizer` is a class of torch.optim, or its name."""
     from .api import plan
@@ -175,7 +180,7 @@ def capture_step(
     if optimizer is not None:
         options["optimizer"] = _optimizer(optimizer, step.model)
     with users_code("the step could not be captured"):
-        return plan(step.model, *step.batch, kwargs=step.kwargs, device=device, **options)
+        return plan(step.model, *step.batch, kwargs=step.kwargs, device=device, ranks=ranks, **options)
 
 
 def _optimizer(kind: Any, model: Callable[..., Any]) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from .._torch import private_of
-from ..distributed.fsdp_groups import holds_sharded, is_sharded
 from ..errors import LowtideError
+from ..sharded.fsdp_groups import holds_sharded, is_sharded
 
 __all__ = ["called_by", "refuse_wrappers", "trains_by_method"]
 

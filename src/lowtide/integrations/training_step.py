@@ -185,7 +185,9 @@ class _WholeStep(Capped):
     def modules(self) -> list[torch.nn.Module]:
         return [self.of]
 
-    def install(self, error: CaptureError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def install(
+        self, error: CaptureError, attempt: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> str:
         raise error
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -30,19 +31,22 @@ _word_at = ctypes.c_int64.from_address
 class Watched:
     """An input that the backward reads: its place and what a user calls it.
 
-    `again` says that values are recomputed from it; `size` is its bytes where their words can be looked at.
+    `again` says that values are recomputed from it; `size` is its bytes where their words can be looked at;
+    `path` leads to a tensor that the input is made of, as a DTensor is of its local one.
     """
 
     place: int
     name: str
     again: bool = True
     size: int = 0
+    path: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, place: int, name: str, tensor: torch.Tensor, *, again: bool) -> Watched:
+    def of(cls, at: tuple[int, tuple[str, ...]], name: str, tensor: torch.Tensor, *, again: bool) -> Watched:
         """The words of a dense tensor on the CPU can be looked at; `tensor` may be a fake one."""
         seen = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.is_contiguous()
-        return cls(place, name, again, tensor.nbytes if again and seen and tensor.nbytes >= _WORD else 0)
+        size = tensor.nbytes if again and seen and tensor.nbytes >= _WORD else 0
+        return cls(at[0], name, again, size, at[1])
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class Watch:
         # Sorted once, so that each look works on prefixes of one list.
         self.inputs = sorted(inputs, key=lambda each: (not each.size, not each.again))
         self.places = [each.place for each in self.inputs]
+        self.paths = {index: each.path for index, each in enumerate(self.inputs) if each.path}
         self.again = sum(each.again for each in self.inputs)
         self.sizes = [each.size for each in self.inputs if each.size]
         self.known: tuple[list[int], list[Any]] = ([0] * len(self.sizes), [None] * (3 * len(self.sizes)))
@@ -88,17 +93,27 @@ class Watch:
         return before_backward
 
     def look(self, tensors: Sequence[Any]) -> Seen:
-        addresses = _addresses(tensors)
+        addresses = _addresses(self.plain(tensors))
         return Seen(addresses, self.versions(tensors), self.words(addresses[: len(self.sizes)]))
 
     def look_again(self, tensors: Sequence[Any], before: Seen) -> Seen:
         """What is seen now; words only where every tensor still is where and as large as it was."""
-        addresses = _addresses(tensors)
+        plain = self.plain(tensors)
+        addresses = _addresses(plain)
         worded = len(self.sizes)
         words, there = before.words, addresses[:worded]
-        if there == before.addresses[:worded] and _sizes(tensors[:worded]) == self.sizes:
+        if there == before.addresses[:worded] and _sizes(plain[:worded]) == self.sizes:
             words = self.words(there)
         return Seen(addresses, self.versions(tensors), words)
+
+    def plain(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """The tensors that have data: of one that is made of others, the one that is read.
+
+        What is written through the outer one counts up that one's version.
+        """
+        if not self.paths:
+            return tensors
+        return [reduce(getattr, self.paths.get(index, ()), tensor) for index, tensor in enumerate(tensors)]
 
     def versions(self, tensors: Sequence[Any]) -> list[int]:
         return [private_of(tensor, "version") for tensor in tensors[: self.again]]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture.fx_nodes import is_item
+from ..capture.fx_nodes import is_item, tensors_of
 from ..capture.lift import Lifted
 from ..capture.rewrites.batchnorm import RECOMPUTED_BY, recomputed_args
 from ..capture.rewrites.dropout import RANDOM
@@ -91,13 +91,17 @@ class _Lowering:
         forward = self.side
         outputs = [self.result(node) for node in self.trace.outputs]
         saved, states = self.saved()
+        opaque = self.opaque()
         kept = [self.find(node) for node in saved] + [forward.state[op] for op in states]
+        kept += [self.find(node) for node in opaque]  # torch wants them after the tensors
         forward.graph.output(tuple(outputs + kept))
         self.side = _Side()
         for node in saved:
             self.place(node)
         for op in states:
             self.side.state[op] = self.place_state(forward.state[op])
+        for node in opaque:
+            self.place(node)
         for tangent in self.trace.tangents:
             self.place(tangent)
         handing = Handing(self.trace, self.lifted, self.schedule.backward)
@@ -237,6 +241,13 @@ class _Lowering:
                 states[op.name] = None
         needed.update((name, None) for name in self.names(self.trace.gradients) if name not in written)
         return [node for name in needed for node in self.holders(name)], list(states)
+
+    def opaque(self) -> list[fx.Node]:
+        """The inputs without bytes, such as the mesh of a DTensor, that gradients or any op refer to."""
+        ops = (self.lifted.node_of[step.op] for step in self.schedule.backward if isinstance(step, Run))
+        named = [node for node in self.trace.gradients if isinstance(node, fx.Node)]
+        named += [parent for op in ops for parent in op.all_input_nodes]
+        return [node for node in dict.fromkeys(named) if node in self.trace.primals and not tensors_of(node)]
 
     def unread_when_recomputed(self, op: str) -> set[str]:
         """What an op reads in its first run only: it may have changed by the next, and need not be saved."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .._torch import private, private_of, storage_key
+from .._torch import inner_tensors, private, private_of, storage_key
 from ..torch_state.dispatch_modes import in_place_of_operators
 
 __all__ = ["Attributes", "Tensors", "bytes_of", "host_copy", "is_tensor"]
@@ -114,7 +114,7 @@ class Tensors:
         gradients = [gradient for _, _, gradient in self.parameters if gradient is not None]
         # By storage, so that a write through a view is seen, too.
         watched = [*(alias for _, alias, _ in self.parameters), *gradients, *others]
-        self.watched = {storage_key(tensor): tensor for tensor in watched if tensor.layout == torch.strided}
+        self.watched = {storage_key(tensor): tensor for tensor in _strided(watched)}
         self.copies: dict[int, torch.Tensor] = {}
         self.written: set[int] = set()
         self.random = _random_states()
@@ -126,9 +126,8 @@ class Tensors:
     def call(self, operator: Any, args: Any, kwargs: Any) -> Any:
         schema = private_of(operator, "schema", None)
         if schema is not None and schema.is_mutable:
-            for tensor in _leaves((args, kwargs)):
-                if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
-                    self.keep(storage_key(tensor))
+            for tensor in _strided(_leaves((args, kwargs))):
+                self.keep(storage_key(tensor))
         return operator(*args, **kwargs)
 
     def keep(self, key: int) -> None:
@@ -148,13 +147,20 @@ class Tensors:
             for owner, name, buffer, kept in self.buffers:
                 private_of(owner, "buffers")[name] = buffer.copy_(kept)
         for parameter, alias, gradient in self.parameters:
-            if storage_key(parameter) != storage_key(alias):
+            if list(map(storage_key, _strided([parameter]))) != list(map(storage_key, _strided([alias]))):
                 parameter.data = alias
             parameter.grad = gradient
         for key in self.written:
             bytes_of(self.watched[key]).copy_(self.copies[key])
         self.written.clear()
         _set_random_states(self.random)
+
+
+def _strided(items: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among some things that have a storage; of one that is made of others, those."""
+    for tensor in (inner for item in items for inner in inner_tensors(item).values()):
+        if tensor.layout == torch.strided:
+            yield tensor
 
 
 def is_tensor(item: Any) -> bool:

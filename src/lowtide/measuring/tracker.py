@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from .._torch import generated_modules, in_process_group, private, storage_key
+from .._torch import generated_modules, in_process_group, inner_tensors, private, storage_key
 from ..devices.allocator import rounded
 from ..torch_state.dispatch_modes import in_place_of_operators
 
@@ -94,15 +94,21 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
 
     def call(self, operator: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call an operator, and count what it reads and what it gives."""
-        for leaf in _leaves((args, kwargs)):
+        for tensor in _tensors((args, kwargs)):
             # What an operator reads and nobody has made under this mode was there before; but a collective
             # on the CPU has scratch memory of its own, which it makes past every operator.
-            self.make(leaf) if self.in_collective else self.give(leaf)
+            self.make(tensor) if self.in_collective else self.give(tensor)
         result = operator(*args, **kwargs)
-        for leaf in _leaves(result):
-            self.make(leaf)
+        for tensor in _tensors(result):
+            self.make(tensor)
         self.note_peak()
         return result
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a tree; of one that is made of others, as a DTensor, those."""
+    for leaf in _leaves(tree):
+        yield from inner_tensors(leaf).values()
 
 
 @contextmanager

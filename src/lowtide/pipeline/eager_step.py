@@ -20,7 +20,7 @@ from ..prices.measured import Kernels
 from ..run.backward import Backward
 from ..run.eager import compile_graph
 from ..run.first_run import Misfits, checked
-from ..stages import Asked, Lowered, Runner
+from ..stages import Asked, Lowered, Planned, Runner
 from ..units import format_bytes
 from .way_down import lowered
 
@@ -35,7 +35,7 @@ def eager_runner(asked: Asked, module: fx.GraphModule, inputs: Sequence[Any]) ->
     if stage is None:
         return Runner(run, None, asked.inputs)
     plan = stage.planned.plan
-    return stage.runner(run, plan, _SecondPlan(asked, module, plan, halves.misfits))
+    return stage.runner(run, plan, _SecondPlan(asked, module, stage.planned, halves.misfits))
 
 
 class _Halves:
@@ -87,25 +87,30 @@ class _SecondPlan:
 
     asked: Asked
     module: fx.GraphModule
-    plan: Plan
+    planned: Planned | None
     misfits: Misfits | None
 
     def __call__(self, args: Sequence[Any]) -> Runner | None:
-        found = self.misfits
-        if found is None or found.first is None:
+        found, planned = self.misfits, self.planned
+        if found is None or planned is None:
             return None
-        self.misfits = None
-        device = torch.device(self.plan.graph.device)
+        # Ranks that run one schedule plan again together: they ask each other once, when all have run.
+        together = planned.any_rank is not bool
+        if found.first is None and not (together and found.ran):
+            return None
+        self.misfits = self.planned = None
+        plan = planned.plan
+        device = torch.device(plan.graph.device)
         new = learn(found.facts, partial(Kernels, device) if self.asked.measured else None)
-        again = new and self.asked.options.plan is None
-        over = found.tracker.peak + self.plan.graph.fixed_bytes - self.plan.peak
-        if over > 0:
-            _say(found, self.plan, over, again=again)
+        again = planned.any_rank(new and self.asked.options.plan is None)
+        over = found.tracker.peak + plan.graph.fixed_bytes - plan.peak
+        if over > 0 and found.first is not None:
+            _say(found, plan, over, again=again)
         if not again:
             return None
         with private("without_modes")():
             runner = eager_runner(self.asked, self.module, args)
-        say_plan(runner.plan or self.plan)
+        say_plan(runner.plan or plan)
         return runner
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,13 +32,29 @@ _pending: weakref.WeakSet[Call] = weakref.WeakSet()
 class Caller:
     """A capped model or function: its name, and the autocast that its last backward came in.
 
-    `beside` are the bytes that calls in flight held when it was last planned beside some.
+    `beside` are the bytes that calls in flight held when it was last planned beside some. `number` tells
+    callers of one name apart, and `attempts` counts how often it was planned: the same on ranks that do the
+    same.
     """
 
     name: str = "this step"
     autocast: State = ()
     beside: int = 0
     said: set[State] = field(default_factory=set)
+    number: int = field(init=False, default=0)
+    attempts: int = 0
+
+    def __post_init__(self) -> None:
+        _callers[self.name] += 1
+        self.number = _callers[self.name]
+
+    def next_attempt(self) -> str:
+        """A name for the next time that it is planned."""
+        self.attempts += 1
+        return f"{self.name}.{self.number}.{self.attempts}"
+
+
+_callers: Counter[str] = Counter()
 
 
 @dataclass(eq=False)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..capture.trace import Trace
+from ..devices.table import NODE, find_device
+from ..planner.per_block import per_block_schedule
 from ..plans.graph import Graph
 from ..plans.keep_all import keep_all
+from ..plans.planned_step import Plan
 from ..plans.simulator import simulate
 from ..stages import Asked
 from ..units import format_bytes
 
-__all__ = ["notes_on"]
+__all__ = ["notes_on", "notes_on_ranks"]
 
 WORTH_A_WORD = 0.05
 """Outputs beside the loss are spoken of from this share of the uncapped peak on."""
@@ -38,6 +41,23 @@ def notes_on(trace: Trace, graph: Graph, asked: Asked) -> Iterator[str]:
         yield "the step may have graph breaks: the promise covers each captured piece by itself"
     if asked.sketched is not None:
         yield asked.sketched.words
+
+
+def notes_on_ranks(plan: Plan, ranks: int, target: str | None) -> Iterator[str]:
+    """What a plan for one rank of many counts on, and what is done by hand comes to on the same simulator."""
+    device = find_device(target or "cpu")
+    yield (
+        f"the plan of one of {ranks} ranks that share parameters, gradients and optimizer state: collectives "
+        f"are priced at {device.link / 1e9:.0f} GB/s between the {NODE} devices of a node and "
+        f"{device.network / 1e9:.0f} GB/s per device between nodes, as if none overlapped with computing"
+    )
+    schedule = per_block_schedule(plan.graph)
+    if schedule is not None:
+        by_hand = simulate(plan.graph, schedule)
+        yield (
+            f"checkpointing every block, parameters gathered again: peak {format_bytes(by_hand.peak)}, "
+            f"{by_hand.extra:+.1%} time on the same simulator"
+        )
 
 
 def _returned_beside_loss(trace: Trace, graph: Graph) -> int:

@@ -21,7 +21,7 @@ from ..capture.trace import Manner, device_of, make_trace
 from ..capture.untouched import with_tangents_that_come, without_untouched
 from ..devices.allocator import rounded
 from ..devices.baseline import State, fixed_bands, states
-from ..devices.memory import memory_of
+from ..devices.memory import DeviceMemory, memory_of
 from ..devices.table import find_device
 from ..fusion.fused_graph import fuse
 from ..lowering.changed_inputs import Watch, Watched
@@ -31,8 +31,10 @@ from ..planner.budgets import resolve
 from ..planner.follow import follow, refuse_if_too_large
 from ..planner.under_budget import plan_graph, uncapped_peak
 from ..plans.graph import Graph
+from ..plans.planned_step import Plan
 from ..prices.measured import Kernels
 from ..prices.pricing import price
+from ..ranks.agreement import agree
 from ..run.inductor.images import hand_over_channels_last, prefers_channels_last
 from ..sketching.choose import choose
 from ..sketching.marks import has_marks
@@ -96,6 +98,7 @@ def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> C
         constants={name: getattr(joint, name) for name in names},
         casts_inside=bool(joint.graph.find_nodes(op="call_function", target=under_autocast)),
         channels_last=channels_last and trace.device.type == "cuda",
+        places=asked.inputs.places(trace.primals),
     )
 
 
@@ -132,7 +135,9 @@ def _bands(captured: Captured, outside: int) -> dict[str, int]:
         found["loss"] = 2 * rounded(_NUMBER, device)  # itself and its gradient, until the backward ends
     if asked.compiled and asked.inputs.accumulating and device.type == "cpu":
         found["present gradients"] = sum(asked.inputs.present_gradients())  # autograd adds to them
-    return {name: size for name, size in found.items() if size or name != BAND}
+    elif asked.inputs.wrapped and device.type == "cpu":  # and to DTensors in any case
+        found["present gradients"] = sum(asked.inputs.present_wrapped_gradients())
+    return {name: size for name, size in found.items() if size}
 
 
 def _by_optimizer(counted: list[State]) -> dict[object, int]:
@@ -144,21 +149,34 @@ def _outside(captured: Captured, graph: Graph) -> int:
     options = captured.asked.options
     if not isinstance(options.outside, str):
         return options.outside
-    wide = {node.name for node in captured.trace.expected if node.meta["val"].numel() > 1}
+    gradients = {node.name: node.meta["val"] for node in captured.trace.expected}
+    wide = {
+        name for name, value in gradients.items() if isinstance(value, torch.Tensor) and value.numel() > 1
+    }
     held = sum(v.bytes for v in graph.values if v.kind == "tangent" and v.name in wide)
     return 0 if options.allow_breaks else 2 * held
 
 
 def plan_step(priced: Priced) -> Planned:
-    """The plan under the budget, or the one that was handed in, judged here."""
+    """The plan under the budget, or the one that was handed in; with collectives, the same on all ranks."""
+    device = memory_of(priced.lifted.graph, priced.captured.asked.target)
+    agreed = agree(priced, device)
+    if agreed is None:
+        return Planned(priced, _plan(priced, device))
+    plan = agreed.plan(lambda: _plan(agreed.priced, agreed.memory(device)))
+    return Planned(agreed.priced, plan, agreed.any_rank)
+
+
+def _plan(priced: Priced, device: DeviceMemory) -> Plan:
+    """The plan of a priced step, judged here where it was handed in."""
     asked, graph = priced.captured.asked, priced.lifted.graph
-    device, whole = memory_of(graph, asked.target), _exact_peak(asked)
+    whole = _exact_peak(asked)
     handed_in, budget = asked.options.plan, asked.options.budget
     if handed_in is not None and not asked.headroom:
         followed = follow(handed_in, graph, budget, device=device, whole=whole)
         if not asked.compiled or asked.only_plan:  # what is compiled is judged by its buffers
             refuse_if_too_large(followed, budget)
-        return Planned(priced, followed)
+        return followed
     made = plan_graph(
         graph,
         handed_in.budget if handed_in is not None and budget is None else budget,
@@ -168,9 +186,9 @@ def plan_step(priced: Priced) -> Planned:
         headroom=asked.headroom,
         notes=tuple(notes_on(priced.captured.trace, graph, asked)),
     )
-    if asked.sketched is not None:
-        made = replace(made, sketched=asked.sketched.layers, trimmed=asked.sketched.exact)
-    return Planned(priced, made)
+    if asked.sketched is None:
+        return made
+    return replace(made, sketched=asked.sketched.layers, trimmed=asked.sketched.exact)
 
 
 class Limits:
@@ -214,17 +232,16 @@ def _watched(planned: Planned, backward: fx.GraphModule) -> Watch:
     """
     captured = planned.priced.captured
     trace, inputs = captured.trace, captured.asked.inputs
-    tokens = len(trace.primals) - len(inputs.names)
-    if tokens < 0:
-        sizes = inputs.storages
-        every = [Watched(place, name, again=False) for place, name in enumerate(inputs.names) if sizes[place]]
-        return Watch(every)
+    if not captured.places:
+        held = [sum(sizes.values()) for sizes in inputs.storages]
+        return Watch([Watched(at, name, again=False) for at, name in enumerate(inputs.names) if held[at]])
     read = {node.name for node in backward.graph.find_nodes(op="placeholder")}
     again = read_otherwise(trace, planned.priced.lifted, planned.plan.schedule)
     return Watch(
         [
-            Watched.of(place, inputs.names[place], node.meta["val"], again=node in again)
-            for place, node in enumerate(trace.primals[tokens:])
+            Watched.of(at, inputs.names[at[0]], node.meta["val"], again=node in again)
+            for at, node in zip(captured.places, trace.primals, strict=True)
+            if at is not None and isinstance(node.meta["val"], torch.Tensor)
             if node.name in read or node in again
         ]
     )

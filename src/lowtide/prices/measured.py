@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..capture.kernel_outputs import Outputs, lazily, lazy, outputs_of
 from ..capture.lift import Lifted
 from ..capture.op_signature import signature
 from ..capture.rewrites.accumulate import is_accumulation
+from ..capture.rewrites.collectives import is_collective, is_wait
 from ..capture.rewrites.handing import is_handing
 from ..devices.allocator import rounded
 from ..devices.table import describe, find_device
@@ -29,7 +31,7 @@ from ..plans.graph import Graph, Op, Value
 from .price_cache import Price, PriceList
 from .roofline import describe_known, roofline_seconds
 
-__all__ = ["Kernels", "Workspaces", "is_convolution", "measured_prices"]
+__all__ = ["Kernels", "Workspaces", "collective_seconds", "is_convolution", "measured_prices"]
 
 
 def measured_prices(lifted: Lifted, device: torch.device, *, channels_last: bool) -> Lifted:
@@ -46,7 +48,8 @@ def measured_prices(lifted: Lifted, device: torch.device, *, channels_last: bool
             continue
         cost = _price(known, node, device, channels_last=channels_last and is_convolution(node))
         if cost.seconds is None:
-            guessed += not _is_autograds(node)  # which says nothing of the prices
+            # Ranks measure their collectives together (ranks/agreement.py).
+            guessed += not (_is_autograds(node) or is_collective(node))
             cost = Price(roofline_seconds(node, find_device(describe_known(device))), 0, None)
         found[op.name] = cost
     known.save()
@@ -87,6 +90,35 @@ class Kernels:
     def save(self) -> None:
         """Remember what is new."""
         self.known.save()
+
+
+def collective_seconds(node: fx.Node, device: torch.device) -> float:
+    """What a collective takes, on made-up inputs; every rank of its group must ask for it at the same time.
+
+    It runs as often on each of them, however long that takes; in a thread of its own, since the one that
+    runs collectives on the host takes over the state of torch's tracing, and waits for Python then.
+    """
+    with _untouched(device), ThreadPoolExecutor(1) as thread:
+        return thread.submit(_run_together, node, device).result()
+
+
+@torch.no_grad()
+def _run_together(node: fx.Node, device: torch.device) -> float:
+    made = {parent: _made_up(parent) for parent in node.all_input_nodes}
+    args, kwargs = fx.map_arg((node.args, node.kwargs), made.__getitem__)
+    seconds = []
+    for _ in range(1 + _REPEATS):
+        _synchronize(device)
+        start = time.perf_counter()
+        node.target(*args, **kwargs)  # type: ignore[operator]
+        _synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])  # the first waits for the slowest to come
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def is_convolution(node: fx.Node) -> bool:
@@ -163,7 +195,8 @@ def _is_autograds(node: fx.Node) -> bool:
 
 def _try_op(node: fx.Node, device: torch.device, *, channels_last: bool = False) -> Price:
     """Run an op on made-up inputs; an op that refuses them is priced by the roofline instead."""
-    if _is_autograds(node):
+    # Alone a collective has nobody to meet.
+    if _is_autograds(node) or is_collective(node) or is_wait(node):
         return Price(None, 0, None)
     try:
         made: dict[fx.Node, Any] = {}

@@ -26,11 +26,15 @@ __all__ = ["Misfits", "checked"]
 
 @dataclass
 class Misfits:
-    """What ops returned otherwise than foretold, by signature; the first of them; what was alive at once."""
+    """What ops returned otherwise than foretold, by signature; the first of them; what was alive at once.
+
+    `ran` says that a first run has begun.
+    """
 
     tracker: live_storages
     facts: dict[str, Outputs] = field(default_factory=dict)
     first: fx.Node | None = None
+    ran: bool = False
 
     @classmethod
     def on(cls, device: torch.device | str) -> Misfits:
@@ -53,6 +57,7 @@ def checked(module: fx.GraphModule, name: str, misfits: Misfits) -> Callable[[li
         if first is None:
             return plain(args)
         misfits.start(args, backward=name == "backward")
+        misfits.ran = True
         results, first = first(args), None
         return results
 

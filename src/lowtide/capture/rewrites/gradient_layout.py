@@ -35,6 +35,8 @@ def lay_out(graph: fx.Graph, primals: list[fx.Node], results: list[Any], leaves:
         gradient, wanted = results[index], primals[index].meta["val"]
         if not isinstance(gradient, fx.Node) or is_accumulation(gradient):
             continue
+        if not isinstance(wanted, torch.Tensor):  # what a DTensor has beside its local tensor
+            continue
         if storages[_storage(gradient)] > 1 or gradient.meta["val"].stride() != wanted.stride():
             out[index] = _copied(graph, gradient, wanted)
     return out

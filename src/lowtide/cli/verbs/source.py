@@ -19,7 +19,7 @@ from .files import read_graph
 
 __all__ = ["Source", "capture", "source_of"]
 
-OF_A_STEP = ("device", "executor", "optimizer", "batch_size")
+OF_A_STEP = ("device", "executor", "optimizer", "batch_size", "ranks")
 
 
 @dataclass(frozen=True)
@@ -59,4 +59,10 @@ def capture(named: str, chosen: argparse.Namespace) -> Plan:
     """The plan that keeps everything of the step of that name."""
     with waiting(f"capturing {named}"), found_step(named) as function:
         step = make_step(function, chosen.batch_size)
-        return capture_step(step, device=chosen.device, executor=chosen.executor, optimizer=chosen.optimizer)
+        return capture_step(
+            step,
+            device=chosen.device,
+            executor=chosen.executor,
+            optimizer=chosen.optimizer,
+            ranks=chosen.ranks,
+        )

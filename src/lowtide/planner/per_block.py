@@ -20,10 +20,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from lowtide.errors import LowtideError
-from lowtide.plans.graph import Graph
-from lowtide.plans.order import first_order, with_drops
-from lowtide.plans.schedule import Schedule
+from ..errors import LowtideError
+from ..plans.graph import Graph
+from ..plans.order import first_order, with_drops
+from ..plans.schedule import Schedule
 
 __all__ = ["find_blocks", "per_block_schedule"]
 
