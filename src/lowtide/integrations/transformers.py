@@ -12,6 +12,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise ImportError(
+        "lowtide.integrations.transformers needs transformers and accelerate: "
+        'pip install "transformers[torch]"'
+    ) from error
+
 import torch
 
 from ..console.log import log
@@ -27,14 +35,6 @@ from ..units import Budget
 from .checkpointing import without_checkpointing
 from .fused_head import capturable_head, has_fused_head
 from .step_meter import StepMeter
-
-try:
-    from transformers import TrainerCallback
-except ImportError as error:
-    raise ImportError(
-        "lowtide.integrations.transformers needs transformers and accelerate: "
-        'pip install "transformers[torch]"'
-    ) from error
 
 __all__ = ["Cap"]
 
