@@ -76,6 +76,7 @@ class Cap(TrainerCallback):
         self.measured: int | None = None
         self.meter: StepMeter | None = None
         self.resident: Any = None
+        self.device = torch.device("cpu")
         self.of_measured = 0
         self.reported: Plan | None = None
 
@@ -104,13 +105,14 @@ class Cap(TrainerCallback):
             assert capped is not None
             capped.when_refused = self._release  # the Trainer tells no callback of an error
             self.undo = undo.pop_all()
-        self.model, self.resident = model, lambda: present_state(options["optimizer"], model.parameters())
+        self.model, self.device = model, next(iter(model.parameters())).device
+        self.resident = lambda: present_state(options["optimizer"], model.parameters())
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Measure the step, where the plan in force is larger than those that were measured."""
         plan = self._present_plan()
         if self.measure and plan is not None and plan.peak > self.of_measured:
-            self.meter = StepMeter(torch.device(plan.graph.device))
+            self.meter = StepMeter(self.device)
             self.meter.start(self.resident())
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
