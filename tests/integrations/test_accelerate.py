@@ -87,13 +87,15 @@ def after_with_the_prepared(accelerator, model, optimizer, loader):
 ORDERS = [before_with_the_raw, before_with_the_prepared, after_with_the_raw, after_with_the_prepared]
 
 
-@tried(
-    "accelerate", "`cap` before and after `prepare`, raw and prepared optimizer, bf16 and not, `accumulate`"
-)
-@pytest.mark.parametrize("precision", ["no", "bf16"])
+@tried("accelerate", "`cap` before and after `prepare`, raw and prepared optimizer, bf16, `accumulate`")
 @pytest.mark.parametrize("cap", ORDERS)
-def test_every_order(cap, precision):
-    compared(layers, cap, precision)
+def test_every_order(cap):
+    compared(layers, cap)
+
+
+@tried("accelerate", "single precision")
+def test_single_precision():
+    compared(layers, after_with_the_raw, "no")
 
 
 @tried("accelerate", "GPT-2 in bf16, `accumulate`, `clip_grad_norm_`")
