@@ -12,6 +12,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise ImportError(
+        "lowtide.integrations.transformers needs transformers and accelerate: "
+        'pip install "transformers[torch]"'
+    ) from error
+
 import torch
 
 from ..console.log import log
@@ -27,14 +35,6 @@ from ..report import page as page  # fills the port of `plan.report`
 from ..units import Budget
 from .checkpointing import without_checkpointing
 from .fused_head import capturable_head, has_fused_head
-
-try:
-    from transformers import TrainerCallback
-except ImportError as error:
-    raise ImportError(
-        "lowtide.integrations.transformers needs transformers and accelerate: "
-        'pip install "transformers[torch]"'
-    ) from error
 
 __all__ = ["Cap"]
 
@@ -77,6 +77,7 @@ class Cap(TrainerCallback):
         self.measured: int | None = None
         self.measuring = False
         self.resident: Any = None
+        self.device = torch.device("cpu")
         self.of_measured = 0
         self.reported: Plan | None = None
 
@@ -105,20 +106,21 @@ class Cap(TrainerCallback):
             assert capped is not None
             capped.when_refused = self._release  # the Trainer tells no callback of an error
             self.undo = undo.pop_all()
-        self.model, self.resident = model, lambda: present_state(options["optimizer"], model.parameters())
+        self.model, self.device = model, next(iter(model.parameters())).device
+        self.resident = lambda: present_state(options["optimizer"], model.parameters())
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Measure the step, where the plan in force is larger than those that were measured."""
         plan = self._present_plan()
         if self.measure and plan is not None and plan.peak > self.of_measured:
             self.measuring = True
-            self._measure(plan)
+            self._measure()
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Note what a batch took after which the optimizer does not step; a plan is for one batch."""
         self._note_step()
-        if self.measuring and self.plan is not None:
-            self._measure(self.plan)
+        if self.measuring:
+            self._measure()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Note what the step took; the optimizer's own step is no part of a plan."""
@@ -145,8 +147,8 @@ class Cap(TrainerCallback):
             self._write_report(args, state)
         self._release()
 
-    def _measure(self, plan: Plan) -> None:
-        self.meter.begin(torch.device(plan.graph.device), self.resident())
+    def _measure(self) -> None:
+        self.meter.begin(self.device, self.resident())
 
     def _present_plan(self) -> Plan | None:
         return None if self.model is None else plan_of(self.model)
