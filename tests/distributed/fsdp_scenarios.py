@@ -138,6 +138,41 @@ class Pair(torch.nn.Module):
         return self.second(self.first(x) * self.scale) * self.scale
 
 
+class Leaving(Block):
+    """A block that leaves what it computed with its caller, as caches of keys and values do."""
+
+    def forward(self, x, cache):
+        cache.kept.append(self.norm(x))
+        return super().forward(x)
+
+
+class Cache:
+    def __init__(self):
+        self.kept = []
+
+
+class Caching(Model):
+    def forward(self, words, targets):
+        x, cache = self.embed(words), Cache()
+        for block in self.blocks:
+            x = block(x, cache)
+        return self.head(self.norm(x)).square().mean(), cache
+
+
+@scenario
+def leaves_tensors_in_a_cache(rank):
+    def make():
+        model = Caching(blocks=0)
+        model.blocks = torch.nn.ModuleList(Leaving(32) for _ in range(3))
+        return shard(model)
+
+    def step(model, batch, number):
+        loss, _cache = model(batch, batch)
+        loss.backward()
+
+    return compared(make, "75%", rank=rank, step=step, steps=2)
+
+
 @scenario
 def units_inside_of_sharded_modules(rank):
     """Sharded modules with units inside, and two modules that are gathered together."""

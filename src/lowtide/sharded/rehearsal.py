@@ -233,6 +233,8 @@ class _Stage:
                 "plans what is recomputed: take the checkpointing out, and cap the model then"
             )
         cast = _cast(_input_dtype(unit.state), (args, kwargs))
+        if any(leaf.requires_grad for leaf in _tensors(cast)):  # FSDP hands over other containers then
+            cast = _map_tensors(torch.Tensor, lambda tensor: tensor, cast)
         with self.tracker.looking_away():
             # Of copies: what torch keeps of a capture would keep the tensors of this step alive.
             planned = self.plan(unit, *_copied(cast)) if torch.is_grad_enabled() else None
@@ -439,8 +441,16 @@ def _cast(dtype: torch.dtype | None, tree: Any) -> Any:
 
 
 def _saving_nothing() -> Any:
-    """Let autograd save nothing: what a unit leaves in a cache would keep all that led to it."""
-    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing)
+    """Let autograd save sizes alone: what a unit leaves in a cache would keep all that led to it."""
+
+    def pack(tensor: torch.Tensor) -> tuple[Any, ...]:
+        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+    def unpack(packed: tuple[Any, ...]) -> torch.Tensor:
+        shape, stride, dtype, device = packed
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
