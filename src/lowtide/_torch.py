@@ -91,6 +91,7 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     "FakeStore": ("torch.testing._internal.distributed.fake_pg:FakeStore", "2.13"),
     "below_autograd": ("torch._C:_AutoDispatchBelowAutograd", "2.11-2.13"),
+    "wait_tensor": ("torch:ops._c10d_functional.wait_tensor.default", "2.11-2.13"),
     "storage_holders": ("torch._C:_storage_Use_Count", "2.13"),
     "saving_hooks": ("torch._C:_autograd._top_saved_tensors_default_hooks", "2.11-2.13"),
 }
@@ -98,7 +99,6 @@ NAMES: dict[str, tuple[str, str]] = {
 ATTRIBUTES: dict[str, tuple[str, str, str]] = {
     # use here: (attribute, the class whose instances have it, versions it was seen in)
     "storage_key": ("_cdata", "torch:UntypedStorage", "2.11-2.13"),
-    "holders": ("_use_count", "torch:Tensor", "2.13"),
     "version": ("_version", "torch:Tensor", "2.11-2.13"),
     "backward_hooks": ("_backward_hooks", "torch:Tensor", "2.11-2.13"),
     "accumulated_hooks": ("_post_accumulate_grad_hooks", "torch:Tensor", "2.11-2.13"),
@@ -190,7 +190,7 @@ def place_of(node: Any) -> tuple[int, tuple[str, ...]] | None:
 
 def holders(tensor: torch.Tensor) -> tuple[int, int]:
     """How many hold a tensor, and its storage: Python, autograd, threads of torch's own."""
-    return private_of(tensor, "holders")(), private("storage_holders")(storage_key(tensor))
+    return tensor._use_count(), private("storage_holders")(storage_key(tensor))  # type: ignore[attr-defined]
 
 
 def find(place: str) -> Any:

@@ -152,6 +152,10 @@ class RanksDiffer(LowtideError):
     """Ranks that must run the same schedule ask for different ones, or one of them failed or did not come.
 
     Every rank raises it: a collective that only some of them ran would never end.
+
+    >>> import lowtide
+    >>> issubclass(lowtide.RanksDiffer, lowtide.LowtideError)
+    True
     """
 
 
