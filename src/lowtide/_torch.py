@@ -177,7 +177,8 @@ def place_of(node: Any) -> tuple[int, tuple[str, ...]] | None:
 
 def holders(tensor: torch.Tensor) -> tuple[int, int]:
     """How many hold a tensor, and its storage: Python, autograd, threads of torch's own."""
-    return private_of(tensor, "holders")(), private("storage_holders")(storage_key(tensor))
+    count = private_of(tensor, "holders", None)
+    return 0 if count is None else count(), private("storage_holders")(storage_key(tensor))
 
 
 def find(place: str) -> Any:
