@@ -82,6 +82,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "saving_hooks_allowed": ("torch._C:_autograd._saved_tensors_hooks_is_enabled", "2.11-2.13"),
     "neg_view": ("torch:_neg_view", "2.11-2.13"),
     "suggest_memory_format": ("torch._prims_common:suggest_memory_format", "2.11-2.13"),
+    "wait_tensor": ("torch:ops._c10d_functional.wait_tensor.default", "2.11-2.13"),
     "default_store": ("torch.distributed.distributed_c10d:_get_default_store", "2.13"),
     "process_group": ("torch.distributed.distributed_c10d:_resolve_process_group", "2.13"),
     "gather_from_ranks": (
@@ -97,7 +98,6 @@ NAMES: dict[str, tuple[str, str]] = {
 ATTRIBUTES: dict[str, tuple[str, str, str]] = {
     # use here: (attribute, the class whose instances have it, versions it was seen in)
     "storage_key": ("_cdata", "torch:UntypedStorage", "2.11-2.13"),
-    "holders": ("_use_count", "torch:Tensor", "2.13"),
     "version": ("_version", "torch:Tensor", "2.11-2.13"),
     "backward_hooks": ("_backward_hooks", "torch:Tensor", "2.11-2.13"),
     "accumulated_hooks": ("_post_accumulate_grad_hooks", "torch:Tensor", "2.11-2.13"),
@@ -176,8 +176,11 @@ def place_of(node: Any) -> tuple[int, tuple[str, ...]] | None:
 
 
 def holders(tensor: torch.Tensor) -> tuple[int, int]:
-    """How many hold a tensor, and its storage: Python, autograd, threads of torch's own."""
-    count = private_of(tensor, "holders", None)
+    """How many hold a tensor, and its storage: Python, autograd, threads of torch's own.
+
+    By `Tensor._use_count`, seen in 2.13.
+    """
+    count = getattr(tensor, "_use_count", None)
     return 0 if count is None else count(), private("storage_holders")(storage_key(tensor))
 
 

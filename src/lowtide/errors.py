@@ -152,6 +152,11 @@ class RanksDiffer(LowtideError):
     """Ranks that must run the same schedule ask for different ones, or one of them failed or did not come.
 
     Every rank raises it: a collective that only some of them ran would never end.
+
+    >>> import lowtide
+    >>> raise lowtide.RanksDiffer("they differ in the budget: 79% on rank 1, 80% on rank 0")
+    Traceback (most recent call last):
+    lowtide.errors.RanksDiffer: they differ in the budget: 79% on rank 1, ...
     """
 
 

@@ -100,7 +100,7 @@ def _gathered(name: str, shape: Sequence[int]) -> property:
     gather, rows = private("gather_from_ranks"), shape[0]
 
     def parameter(module: torch.nn.Module) -> Any:
-        shard = module._parameters[name]
+        shard = private_of(module, "parameters")[name]
         whole = gather(shard, gather_dim=0, group=dist.group.WORLD)
         return whole if whole.shape[0] == rows else whole[:rows]
 

@@ -43,7 +43,7 @@ _IN_FLIGHT = ("_c10d_functional", "c10d_functional")
 
 def waited(operator: Any, *args: Any, **kwargs: Any) -> Any:
     """What a collective returns, when it is there and nobody else holds it any more."""
-    wait = torch.ops._c10d_functional.wait_tensor.default
+    wait = private("wait_tensor")
     read = [(tensor, holders(tensor)) for tensor in private("tree_leaves")(args) if _on_host(tensor)]
     # Autograd's part of these operators is in Python, and waits without letting other threads run Python: the
     # one that a collective waits for may want to, under a dispatch mode.
