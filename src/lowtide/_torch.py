@@ -83,6 +83,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "saving_hooks_allowed": ("torch._C:_autograd._saved_tensors_hooks_is_enabled", "2.11-2.13"),
     "neg_view": ("torch:_neg_view", "2.11-2.13"),
     "suggest_memory_format": ("torch._prims_common:suggest_memory_format", "2.11-2.13"),
+    "wait_tensor": ("torch:ops._c10d_functional.wait_tensor.default", "2.11-2.13"),
     "default_store": ("torch.distributed.distributed_c10d:_get_default_store", "2.13"),
     "process_group": ("torch.distributed.distributed_c10d:_resolve_process_group", "2.13"),
     "gather_from_ranks": (
@@ -189,8 +190,12 @@ def place_of(node: Any) -> tuple[int, tuple[str, ...]] | None:
 
 
 def holders(tensor: torch.Tensor) -> tuple[int, int]:
-    """How many hold a tensor, and its storage: Python, autograd, threads of torch's own."""
-    return tensor._use_count(), private("storage_holders")(storage_key(tensor))  # type: ignore[attr-defined]
+    """How many hold a tensor, and its storage: Python, autograd, threads of torch's own.
+
+    By `Tensor._use_count`, seen in 2.13.
+    """
+    count = getattr(tensor, "_use_count", None)
+    return 0 if count is None else count(), private("storage_holders")(storage_key(tensor))
 
 
 def find(place: str) -> Any:

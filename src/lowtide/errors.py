@@ -154,8 +154,9 @@ class RanksDiffer(LowtideError):
     Every rank raises it: a collective that only some of them ran would never end.
 
     >>> import lowtide
-    >>> issubclass(lowtide.RanksDiffer, lowtide.LowtideError)
-    True
+    >>> raise lowtide.RanksDiffer("they differ in the budget: 79% on rank 1, 80% on rank 0")
+    Traceback (most recent call last):
+    lowtide.errors.RanksDiffer: they differ in the budget: 79% on rank 1, ...
     """
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .._torch import ATTRIBUTES, attributes, in_process_group, private, private_of
+from .._torch import attributes, in_process_group, private, private_of
 from ..devices.optimizers import each_optimizer, levels
 from ..errors import LowtideError
 
@@ -97,10 +97,10 @@ def _gathering(module: torch.nn.Module, shards: dict[int, torch.nn.Parameter]) -
 
 
 def _gathered(name: str, shape: Sequence[int]) -> property:
-    gather, rows, table = private("gather_from_ranks"), shape[0], ATTRIBUTES["parameters"][0]
+    gather, rows = private("gather_from_ranks"), shape[0]
 
     def parameter(module: torch.nn.Module) -> Any:
-        shard = getattr(module, table)[name]
+        shard = private_of(module, "parameters")[name]
         whole = gather(shard, gather_dim=0, group=dist.group.WORLD)
         return whole if whole.shape[0] == rows else whole[:rows]
 

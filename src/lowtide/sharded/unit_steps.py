@@ -100,7 +100,8 @@ class SharedRunners:
         return (
             str(module.graph),
             tuple(map(_meta, inputs)),
-            *(facts.roles, facts.leaves, facts.storages, facts.cast_once),
+            *(facts.roles, facts.leaves, facts.cast_once),
+            tuple(tuple(sizes.items()) for sizes in facts.storages),
             *(id(asked.options.plan), asked.autocast),
         )
 
