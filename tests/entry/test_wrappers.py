@@ -8,5 +8,5 @@ import lowtide
 
 def test_an_engine_of_deepspeed_is_refused():
     engine = type("DeepSpeedEngine", (torch.nn.Linear,), {"__module__": "deepspeed.runtime.engine"})(2, 2)
-    with pytest.raises(lowtide.LowtideError, match="activation checkpointing.*fully_shard"):
+    with pytest.raises(lowtide.LowtideError, match=r"activation checkpointing.*fully_shard"):
         lowtide.cap(engine, "1GiB")

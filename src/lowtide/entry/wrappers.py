@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
 import torch
 
 from ..distributed.fsdp_groups import holds_sharded, is_sharded
 from ..errors import LowtideError
 
-__all__ = ["refuse_wrappers"]
+__all__ = ["refuse_sharded", "refuse_wrappers"]
 
 _SHARD = "for block in model.layers: fully_shard(block), then fully_shard(model) and lowtide.cap(model, ...)"
 
@@ -36,6 +37,16 @@ def refuse_wrappers(model: torch.nn.Module) -> None:
         )
     if holds_sharded(model) and not is_sharded(model):
         raise LowtideError(_not_the_root(model))
+
+
+def refuse_sharded(modules: Iterable[torch.nn.Module]) -> None:
+    """Refuse to plan a sharded model as one graph."""
+    if any(map(holds_sharded, modules)):
+        raise LowtideError(
+            "a model that is sharded by fully_shard is not one graph: lowtide.cap plans its units one by "
+            "one, before its first step, and lowtide.plan_of(model) shows what it found. Plan the model "
+            "before it is sharded to see one device alone"
+        )
 
 
 def _not_the_root(model: torch.nn.Module) -> str:
