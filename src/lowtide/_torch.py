@@ -83,7 +83,6 @@ NAMES: dict[str, tuple[str, str]] = {
     "saving_hooks_allowed": ("torch._C:_autograd._saved_tensors_hooks_is_enabled", "2.11-2.13"),
     "neg_view": ("torch:_neg_view", "2.11-2.13"),
     "suggest_memory_format": ("torch._prims_common:suggest_memory_format", "2.11-2.13"),
-    "wait_tensor": ("torch:ops._c10d_functional.wait_tensor.default", "2.11-2.13"),
     "default_store": ("torch.distributed.distributed_c10d:_get_default_store", "2.13"),
     "process_group": ("torch.distributed.distributed_c10d:_resolve_process_group", "2.13"),
     "gather_from_ranks": (

@@ -292,6 +292,10 @@ def refusals(rank):
     refuse("fsdp1", lambda: FullyShardedDataParallel(Model(), device_id=torch.device("cpu")))
     refuse("no units", lambda: fully_shard(Model()))
     refuse("inductor", lambda: shard(Model()), executor="inductor")
+    try:
+        lowtide.plan(shard(Model()), torch.ones(1, 2, dtype=torch.int64))
+    except lowtide.LowtideError as error:
+        told["plan"] = str(error)
     refuse("inside", lambda: torch.nn.ModuleDict({"model": shard(Model())}))
     refuse("no root", lambda: [model := Model(), [fully_shard(block) for block in model.blocks]][0])
     return told

@@ -130,6 +130,7 @@ def test_what_cannot_be_capped_is_refused_with_what_can(found):
         assert '"eager"' in one["inductor"]
         assert "Shard the model, too" in one["no root"]
         assert "lowtide.cap(model.model, ...)" in one["inside"]
+        assert "not one graph" in one["plan"]
 
 
 def test_code_that_looks_at_values_is_named(found):

@@ -34,7 +34,7 @@ from .capped import Capped
 from .entries import fresh
 from .in_place import capped_of, put, remove, replaced
 from .whole_steps import refuse_lazy, refuse_part, refuse_what_is_not_captured
-from .wrappers import called_by, refuse_wrappers
+from .wrappers import called_by, refuse_sharded, refuse_wrappers
 
 __all__ = ["cap", "plan", "plan_of", "uncap"]
 
@@ -194,6 +194,7 @@ def plan(
     True
     """
     refuse_what_is_not_captured()
+    refuse_sharded(module for _, module in modules_of(model))
     refuse_lazy(module for _, module in modules_of(model))
     chosen = Options.make(budget, prices=prices, **options)
     asked = Asked(chosen, target=None if device is None else str(device), only_plan=True)

@@ -123,6 +123,11 @@ class CappedUnits(Capped):
         key = key_of(args, kwargs)
         plan = self.turns.take(unit, key)
         if plan is None:
+            if unit in self.turns.units:
+                self.say(
+                    f"{unit.name} was called more often than in the rehearsal of this step: that call ran "
+                    "plainly, and the budget does not cover it"
+                )
             return unit.forward(*args, **kwargs)
         return self.steps[id(unit)].run(key, plan, args, kwargs)
 
@@ -255,6 +260,7 @@ class _Turns:
 
     def __init__(self, split: Split) -> None:
         self.left = list(zip(split.calls, split.plans, strict=True))
+        self.units = {call.unit for call in split.calls}
 
     def take(self, unit: Unit, key: Any) -> Plan | None:
         """The plan of a call; one that was not rehearsed has no place in the budget."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from .._torch import private_of
 from ..errors import LowtideError
 from ..sharded.fsdp_groups import holds_sharded, is_sharded
 
-__all__ = ["called_by", "refuse_wrappers", "trains_by_method"]
+__all__ = ["called_by", "refuse_sharded", "refuse_wrappers", "trains_by_method"]
 
 _SHARD = "for block in model.layers: fully_shard(block), then fully_shard(model) and lowtide.cap(model, ...)"
 
@@ -63,6 +64,16 @@ def trains_by_method(model: torch.nn.Module) -> bool:
     own: Any = type(model)
     base: Any = next((kind for kind in own.__mro__ if kind.__name__ == "LightningModule"), None)
     return base is not None and own.training_step is not base.training_step
+
+
+def refuse_sharded(modules: Iterable[torch.nn.Module]) -> None:
+    """Refuse to plan a sharded model as one graph."""
+    if any(map(holds_sharded, modules)):
+        raise LowtideError(
+            "a model that is sharded by fully_shard is not one graph: lowtide.cap plans its units one by "
+            "one, before its first step, and lowtide.plan_of(model) shows what it found. Plan the model "
+            "before it is sharded to see one device alone"
+        )
 
 
 def _not_the_root(model: torch.nn.Module) -> str:
