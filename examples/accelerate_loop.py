@@ -36,7 +36,7 @@ def main() -> None:
     loader = DataLoader(TensorDataset(text), batch_size=8)
 
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    lowtide.cap(accelerator.unwrap_model(model), "60%", optimizer=optimizer)  # the line
+    lowtide.cap(model, "60%", optimizer=optimizer)  # the line
 
     model.train()
     for number, (words,) in enumerate(loader):
@@ -48,7 +48,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
         print(f"batch {number}: loss {loss.item():.4f}")
-    plan = lowtide.plan_of(accelerator.unwrap_model(model))
+    plan = lowtide.plan_of(model)
     assert plan is not None
     print(f"uncapped, the peak of a step is {plan.uncapped.peak / 2**20:.1f} MiB")
     print(f"capped, it is {plan.peak / 2**20:.1f} MiB, for {plan.extra:.1%} more time as predicted")
