@@ -1,7 +1,10 @@
-"""On a GPU, DistributedDataParallel over NCCL with one rank: bits, bytes, and when the all-reduce starts."""
+"""On a GPU, DDP and FSDP2 over NCCL with one rank: bits, bytes, and when the all-reduce starts."""
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional
 
 import lowtide
 from ddp_loops import Net, batches, events_of_backward, train
@@ -60,3 +63,52 @@ def test_all_reduce_overlaps_the_backward(budget):
     plain, capped = (events_of_backward(each, device="cuda") for each in (None, budget))
     assert plain.count("bucket") == capped.count("bucket") >= 4
     assert capped.index("bucket") <= plain.index("bucket") + 1
+
+
+def sharded(width=256, blocks=6):
+    torch.manual_seed(0)
+    model = Sharded(width, blocks).cuda()
+    for block in model.blocks:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+class Sharded(nn.Module):
+    def __init__(self, width, blocks):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(1000, width), nn.Linear(width, 1000)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1)
+            )
+            for _ in range(blocks)
+        )
+
+    def forward(self, words):
+        x = self.embed(words)
+        for block in self.blocks:
+            x = x + block(x)
+        return functional.cross_entropy(self.head(x).flatten(0, 1), words.flatten())
+
+
+def train_sharded(budget, steps=3):
+    """Weights after some steps, and the peak of the last."""
+    model = sharded()
+    adam = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    if budget is not None:
+        lowtide.cap(model, budget, optimizer=adam)
+    for number in range(steps):
+        torch.manual_seed(number)
+        words = torch.randint(1000, (32, 128), device="cuda")
+        peak = lowtide.measure(lambda words=words: model(words).backward(), device="cuda").peak
+        adam.step()
+        adam.zero_grad()
+    return [p.detach().to_local().clone() for p in model.parameters()], peak, model
+
+
+def test_fully_shard_under_a_cap():
+    (weights, uncapped, _), (capped, peak, model) = train_sharded(None), train_sharded("70%")
+    plan = lowtide.plan_of(model)
+    assert same(capped, weights)
+    assert peak < uncapped
+    assert peak <= plan.budget + 2**20
