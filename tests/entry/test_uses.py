@@ -462,3 +462,18 @@ def test_losses_in_turn_on_two_heads_accumulate(budget):
         return [parameter.grad for parameter in model.parameters()]
 
     assert all(map(torch.equal, accumulated(budget), accumulated(None)))
+
+
+def test_a_capped_model_and_its_optimizer_are_let_go():
+    """What torch keeps of a capture holds neither."""
+
+    def trained():
+        model = TwoHeads()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        lowtide.cap(model, "100%", optimizer=optimizer)
+        model(torch.ones(5, 8))[0].sum().backward()
+        return weakref.ref(model), weakref.ref(optimizer), weakref.ref(model.body.weight)
+
+    held = trained()
+    gc.collect()
+    assert [ref() for ref in held] == [None, None, None]

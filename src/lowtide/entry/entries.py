@@ -143,12 +143,15 @@ def backend_for(entry: Entry) -> Callable[..., Any]:
         part = runnable(asked, owner.caller, module, inputs)
         _present.graphs += 1
         owner.parts.append(part)
+        # torch keeps what a backend returns for good, and a part refers to the optimizer and its parameters
+        held = weakref.ref(part)
 
         def call(*args: Any) -> Any:
-            now = weak()
-            if now is not None:
-                now.ran.append(part)
-            return part(*args)
+            now, step = weak(), held()
+            assert now is not None, "what is called is alive"
+            assert step is not None
+            now.ran.append(step)
+            return step(*args)
 
         return with_foreign_modes(call)
 
