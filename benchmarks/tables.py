@@ -29,6 +29,7 @@ DOCUMENTS = (
     "docs/how-it-works.md",
     "docs/sequences.md",
     "docs/sketch.md",
+    "docs/training-tools.md",
 )
 NAMES = {
     "gpt": "GPT, 12 layers, d=1024, 16 x 1024 tokens, bf16",
@@ -94,6 +95,19 @@ def sequences_rows() -> list[dict[str, Any]]:
     return [row for file in files for row in sequences_results.read(file)]
 
 
+def ddp_overlap() -> str:
+    """The shares of the backward at which buckets left, on a GPU."""
+    rows = [row for row in read("ddp_overlap.jsonl") if row["ranks"] == 1]
+    lines = [
+        "| tool | `gradient_as_bucket_view` | share of the backward when each bucket left |",
+        "|---|---|---|",
+    ]
+    for row in rows:
+        shares = " ".join(f"{share:.2f}" for share in row["buckets"])
+        lines.append(f"| {row['tool']} | {row['views']} | {shares} |")
+    return "\n".join(lines)
+
+
 def call_checks() -> str:
     """The newest row of each check on each device."""
     found = {(row["check"], row["device"]): row for row in read("call_checks.jsonl") if "check" in row}
@@ -109,6 +123,7 @@ def call_checks() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "call_checks": call_checks,
+    "ddp_overlap": ddp_overlap,
     "exactness": lambda: exactness(short=True),
     "exactness-all": lambda: exactness(short=False),
     "headtohead": lambda: headtohead_table.table(read("headtohead-h200.jsonl")),

@@ -61,7 +61,7 @@ def test_weights_and_peak_of_a_loop(options, budget):
 @pytest.mark.parametrize("budget", ["100%", "min"])
 def test_all_reduce_overlaps_the_backward(budget):
     plain, capped = (events_of_backward(each, device="cuda") for each in (None, budget))
-    assert plain.count("bucket") == capped.count("bucket") >= 4
+    assert capped.count("bucket") >= plain.count("bucket") >= 4
     assert capped.index("bucket") <= plain.index("bucket") + 1
 
 
