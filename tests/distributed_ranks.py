@@ -1,4 +1,8 @@
-"""Several ranks on this machine: a script of `tests/distributed` as one process per rank."""
+"""Several ranks on this machine: a script of `tests/distributed` as one process for each.
+
+A script is given a folder and the number of its rank. Its process group meets in a file of that folder, and
+each rank has a cache of prices of its own.
+"""
 
 import os
 import subprocess
@@ -6,29 +10,35 @@ import sys
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-LONGEST = 600
-"""Seconds after which ranks that wait for each other are ended; no test is judged by the time it takes."""
+LONGEST = 900
+"""Seconds after which ranks that wait for each other are ended, far more than they take on a busy machine."""
 
 
-def run_ranks(script, *arguments, count=2):
-    """Run a script with the number of its rank and the arguments, and show what it says where it fails."""
-    paths = [str(TESTS), str(TESTS.parent / "src"), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    command = [sys.executable, str(TESTS / "distributed" / script)]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), *arguments],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(count)
-    ]
+def run_ranks(script, folder, count=2):
+    """Run a script on each rank, and show what it says where one fails."""
+    logs = [Path(folder, f"{rank}.log") for rank in range(count)]
+    ranks = [_start(script, folder, rank, log) for rank, log in enumerate(logs)]
     try:
-        said = [rank.communicate(timeout=LONGEST)[0] for rank in ranks]
+        for rank in ranks:
+            rank.wait(timeout=LONGEST)
     finally:
         for rank in ranks:
             rank.kill()
-    failed = [text for rank, text in zip(ranks, said, strict=True) if rank.returncode]
-    assert not failed, "\n\n".join(failed)
+    told = "\n".join(log.read_text()[-3000:] for log in logs)
+    assert [rank.returncode for rank in ranks] == [0] * count, told
+
+
+def _start(script, folder, rank, log):
+    paths = [str(TESTS), str(TESTS.parent / "src"), os.environ.get("PYTHONPATH", "")]
+    own = {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "LOWTIDE_CACHE": str(Path(folder, f"cache{rank}")),
+        "OMP_NUM_THREADS": "1",
+    }
+    with log.open("w") as file:
+        return subprocess.Popen(
+            [sys.executable, str(TESTS / "distributed" / script), str(folder), str(rank)],
+            env={**os.environ, **own},
+            stdout=file,
+            stderr=file,
+        )

@@ -43,6 +43,18 @@ def plain_gradients(model, *args, **kwargs):
     return gradients(twin)
 
 
+class TwoHeads(nn.Module):
+    """Two outputs of which a loss may read one."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x):
+        y = torch.tanh(self.body(x))
+        return self.left(y), self.right(y)
+
+
 def autocast_gradients(model, x, dtype, *, inside=False, steps=1):
     """Loss and gradients of the last of some steps under autocast, the backward inside of it or not."""
     for _ in range(steps):

@@ -39,7 +39,7 @@ def found(rank, scenario):
     }
 
 
-def main(rank, folder):
+def main(folder, rank):
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
@@ -50,4 +50,4 @@ def main(rank, folder):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(sys.argv[1], int(sys.argv[2]))

@@ -5,12 +5,11 @@ Several ranks are in `test_ranks.py`.
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lowtide
 from ddp_loops import Net, batches, events_of_backward, train
-from small_models import same
+from small_models import TwoHeads, same
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -114,16 +113,6 @@ def test_gradients_of_some_inputs_alone():
 def seeded(model, *args):
     torch.manual_seed(1)
     return model(*args)
-
-
-class TwoHeads(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
-
-    def forward(self, x):
-        y = torch.tanh(self.body(x))
-        return self.left(y), self.right(y)
 
 
 @pytest.mark.parametrize("views", [False, True])

@@ -1,54 +1,26 @@
 """`fully_shard` under one cap on two ranks: bits, bytes and words, from one start of a process group."""
 
 import json
-import os
-import random
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-import lowtide
+from distributed_ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = Path(__file__).parent / "fsdp_scenarios.py"
 COMPARED = [
     *("frees_after_forward", "stays_after_forward", "bfloat16", "smallest", "everything_fits"),
     *("leaves_tensors_in_a_cache", "uneven_parts"),
     *("units_inside_of_sharded_modules", "frozen_and_prefetched", "two_calls_in_flight"),
 ]
-HARD_LIMIT = 600
-"""Seconds after which a run that hangs is ended, far more than one takes on a busy machine."""
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """What each scenario found on each rank."""
     out = tmp_path_factory.mktemp("ranks")
-    port = random.Random(os.getpid()).randrange(20000, 60000)
-    ranks = [launch(out, rank, port) for rank in range(2)]
-    try:
-        said = [rank.communicate(timeout=HARD_LIMIT)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
+    run_ranks("fsdp_scenarios.py", out)
     return {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
-
-
-def launch(out, rank, port):
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
-    package = str(Path(lowtide.__file__).parents[1])
-    cache = {"LOWTIDE_CACHE": str(out / f"cache{rank}"), "OMP_NUM_THREADS": "1", "PYTHONPATH": package}
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(out)],
-        env={**os.environ, **place, **cache},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
 def on_each_rank(found, name):

@@ -1,38 +1,19 @@
 """Two ranks with gloo on the CPU, started once: every scenario of `two_ranks.py`, as both of them saw it."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+from distributed_ranks import run_ranks
 
-WORKER = Path(__file__).with_name("two_ranks.py")
-LONGEST = 900
-"""Seconds after which ranks that hang are ended; they take some twenty."""
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """What each rank saw, by scenario."""
     folder = tmp_path_factory.mktemp("ranks")
-    logs = [(folder / f"{rank}.log").open("w") for rank in (0, 1)]
-    running = [
-        subprocess.Popen([sys.executable, str(WORKER), str(folder), str(rank)], stdout=log, stderr=log)
-        for rank, log in enumerate(logs)
-    ]
-    try:
-        for process in running:
-            process.wait(timeout=LONGEST)
-    finally:
-        for process in running:
-            process.kill()
-        for log in logs:
-            log.close()
-    told = "\n".join((folder / f"{rank}.log").read_text()[-3000:] for rank in (0, 1))
-    assert [process.returncode for process in running] == [0, 0], told
+    run_ranks("two_ranks.py", folder)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -19,6 +19,7 @@ from lowtide.capture import untouched
 from lowtide.console import log as say
 from lowtide.console import progress
 from lowtide.pipeline import way_down
+from small_models import TwoHeads
 
 pytestmark = pytest.mark.slow
 
@@ -436,16 +437,6 @@ def test_the_number_that_a_loss_outside_of_the_model_is_counts():
     model = nn.Sequential(*(part for _ in range(4) for part in (nn.Linear(64, 64), nn.GELU())))
     found = lowtide.verify(model, torch.randn(256, 64), budget="min", loss=torch.mean)
     assert found.ok, found
-
-
-class TwoHeads(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
-
-    def forward(self, x):
-        y = torch.tanh(self.body(x))
-        return self.left(y), self.right(y)
 
 
 @pytest.mark.parametrize("budget", ["100%", "min"])

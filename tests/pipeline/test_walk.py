@@ -8,4 +8,4 @@ def test_each_room_is_entered_once_on_the_way_down():
     lowtide.cap  # noqa: B018  # imports are no part of the walk
     walk = walk_of(capped_step("eager"))
     rooms = walk.way_down()
-    assert rooms == ["sketching", "capture", "prices", "devices", "distributed", "planner", "lowering", "run"]
+    assert rooms == ["sketching", "capture", "prices", "devices", "ranks", "planner", "lowering", "run"]

@@ -42,10 +42,13 @@ def all_failed(attempt: str) -> bool:
     store = _store()
     end = time.monotonic() + store.timeout.total_seconds()
     for rank in range(torch.distributed.get_world_size()):
-        while not store.check([_failure(attempt, rank)]):
-            if store.check([_arrival(attempt, rank)]) or time.monotonic() > end:
-                return False
+        while not (failed := store.check([_failure(attempt, rank)])) and time.monotonic() < end:
+            if store.check([_arrival(attempt, rank)]):
+                break
             time.sleep(_LONGEST / 10)
+        # One that arrived fails as well, when it hears of others that did not come.
+        if not failed or store.check([_arrival(attempt, rank)]):
+            return False
     return True
 
 
