@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 
 import lowtide
@@ -103,12 +105,43 @@ def train_sharded(budget, steps=3):
         peak = lowtide.measure(lambda words=words: model(words).backward(), device="cuda").peak
         adam.step()
         adam.zero_grad()
-    return [p.detach().to_local().clone() for p in model.parameters()], peak, model
+    return [local(p.detach()).clone() for p in model.parameters()], peak, model
 
 
 def test_fully_shard_under_a_cap():
     (weights, uncapped, _), (capped, peak, model) = train_sharded(None), train_sharded("70%")
     plan = lowtide.plan_of(model)
     assert same(capped, weights)
+    assert peak < uncapped
+    assert peak <= plan.budget + 2**20
+
+
+def train_tensor_parallel(budget, steps=3):
+    torch.manual_seed(0)
+    model = Sharded(256, 6).cuda()
+    mesh = init_device_mesh("cuda", (1,))
+    for block in model.blocks:
+        parallelize_module(block, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    if budget is not None:
+        lowtide.cap(model, budget)
+    for number in range(steps):
+        torch.manual_seed(number)
+        words = torch.randint(1000, (32, 128), device="cuda")
+        model.zero_grad()
+        peak = lowtide.measure(lambda words=words: model(words).backward(), device="cuda").peak
+    return [local(p.grad).clone() for p in model.parameters()], peak, model
+
+
+def local(tensor):
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def test_tensor_parallel_under_a_cap():
+    (gradients, uncapped, _), (capped, peak, model) = (
+        train_tensor_parallel(None),
+        train_tensor_parallel("80%"),
+    )
+    plan = lowtide.plan_of(model)
+    assert same(capped, gradients)
     assert peak < uncapped
     assert peak <= plan.budget + 2**20
