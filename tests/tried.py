@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "training-tools.md"
-FOLDER = ROOT / "tests" / "integrations"
+FOLDERS = [ROOT / "tests" / name for name in ("integrations", "distributed")]
 TOOLS = ("torch", "transformers", "accelerate", "peft", "trl", "lightning")
 MARKS = ("<!-- tried: made by tests/tried.py -->\n", "<!-- /tried -->")
 
@@ -51,7 +51,7 @@ def versions() -> str:
 
 def table() -> str:
     """The table of all rows, by tool, in the order of the tests."""
-    for path in sorted(FOLDER.glob("test_*.py")):
+    for path in sorted(path for folder in FOLDERS for path in folder.glob("test_*.py")):
         importlib.import_module(path.stem)
     head = ["| tool | tried | weights after training |", "|---|---|---|"]
     rows = sorted(dict.fromkeys(ROWS), key=lambda row: row.tool.lower())
@@ -73,5 +73,5 @@ def write() -> None:
 
 if __name__ == "__main__":
     sys.modules["tried"] = sys.modules["__main__"]  # the tests fill the list of this module
-    sys.path += [str(FOLDER), str(ROOT / "tests")]
+    sys.path += [*map(str, FOLDERS), str(ROOT / "tests")]
     write()

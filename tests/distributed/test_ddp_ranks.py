@@ -5,6 +5,7 @@ import json
 import pytest
 
 from distributed_ranks import run_ranks
+from tried import tried
 
 SCENARIOS = ("plain", "bucket views", "no_sync", "views, no_sync", "capped behind the wrapper")
 UNLIKE = "other shapes on each rank"
@@ -19,6 +20,11 @@ def ranks(tmp_path_factory):
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 
+@tried(
+    "DistributedDataParallel",
+    "two ranks; `gradient_as_bucket_view`, `no_sync`; cap before and after wrapping",
+)
+@tried("DistributedDataParallel", "batches of other shapes on each rank")
 @pytest.mark.parametrize("scenario", [*SCENARIOS, UNLIKE])
 def test_each_rank_trains_as_without_a_cap(ranks, scenario):
     for rank in ranks:

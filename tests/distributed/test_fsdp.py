@@ -5,6 +5,7 @@ import json
 import pytest
 
 from distributed_ranks import run_ranks
+from tried import tried
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +30,10 @@ def on_each_rank(found, name):
         yield one
 
 
+@tried(
+    "FSDP2",
+    "two ranks; `reshard_after_forward`, bf16 policy, accumulation, tied and frozen units, nested units",
+)
 @pytest.mark.parametrize("name", COMPARED)
 def test_gradients_and_weights_are_bitwise_those_of_the_run_without_a_cap(found, name):
     for one in on_each_rank(found, name):

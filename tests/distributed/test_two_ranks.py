@@ -5,6 +5,7 @@ import json
 import pytest
 
 from distributed_ranks import run_ranks
+from tried import tried
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +31,10 @@ CAPPED = (
 )
 
 
+@tried(
+    "DTensor",
+    "two ranks; tensor parallel, parameters gathered in the graph, a DTensor as the loss, accumulation",
+)
 @pytest.mark.parametrize("scenario", CAPPED)
 def test_weights_losses_and_optimizer_state_keep_their_bits(ranks, scenario):
     assert all(each["same"] for each in seen(ranks, scenario))

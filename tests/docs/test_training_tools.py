@@ -7,7 +7,7 @@ import pytest
 
 from tried import ROOT, in_page
 
-CODE = "import sys, tried; sys.path.append(str(tried.FOLDER)); print(tried.table(), end='')"
+CODE = "import sys, tried; sys.path += map(str, tried.FOLDERS); print(tried.table(), end='')"
 
 
 @pytest.mark.slow

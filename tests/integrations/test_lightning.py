@@ -11,6 +11,7 @@ from torch import nn
 
 import lowtide
 from lowtide.pipeline.optimizer_steps import present_state
+from tried import tried
 
 warnings.simplefilter("ignore")
 lightning = pytest.importorskip("lightning", reason="lightning is not installed (the extra dev)")
@@ -119,6 +120,7 @@ def plans_said(messages):
     return [message for message in messages if message.startswith("planned:")]
 
 
+@tried("Lightning", "the whole `training_step`; log, loggers and report")
 def test_one_line_caps_the_whole_step(tmp_path, caplog_lowtide):
     cap, trainer = same_with_and_without(Net, tmp_path, max_epochs=2)
     assert len(plans_said(caplog_lowtide)) == 1
@@ -143,16 +145,19 @@ def test_importing_the_room_imports_no_tool():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@tried("Lightning", "`accumulate_grad_batches`")
 def test_accumulated_batches(tmp_path):
     cap, _ = same_with_and_without(Net, tmp_path, "80%", accumulate_grad_batches=2)
     assert abs(cap.measured - cap.measured_plan.peak) <= NUMBERS
 
 
+@tried("Lightning", '`precision="bf16-mixed"`, `gradient_clip_val`')
 def test_mixed_precision_and_clipping(tmp_path):
     cap, _ = same_with_and_without(Net, tmp_path, "80%", precision="bf16-mixed", gradient_clip_val=0.1)
     assert abs(cap.measured - cap.measured_plan.peak) <= NUMBERS
 
 
+@tried("Lightning", "a share as the budget, a smaller last batch")
 def test_a_last_batch_with_fewer_rows(tmp_path, caplog_lowtide):
     same_with_and_without(Net, tmp_path, "60%", batches=2.1, rows=256)
     assert len(plans_said(caplog_lowtide)) == 1  # the small one keeps everything
@@ -189,6 +194,7 @@ class WithMetrics(Net):
         self.log("validation", nn.functional.cross_entropy(self(batch[0]), batch[1]))
 
 
+@tried("Lightning", "BatchNorm, dropout, torchmetrics, validation in between")
 def test_metrics_and_validation(tmp_path, caplog_lowtide):
     same_with_and_without(WithMetrics, tmp_path, validation=True, val_check_interval=2)
     assert len(plans_said(caplog_lowtide)) == 1
@@ -232,6 +238,7 @@ class ByHand(Net):
         optimizer.step()
 
 
+@tried("Lightning", "`automatic_optimization = False`: the network")
 def test_manual_optimization_caps_the_network(tmp_path, caplog_lowtide):
     same_with_and_without(ByHand, tmp_path, "80%")
     assert any("automatic_optimization = False" in message for message in caplog_lowtide)
@@ -276,6 +283,7 @@ def test_hooks_see_the_gradients_that_they_saw(kind, tmp_path):
     same_with_and_without(kind, tmp_path, batches=3)
 
 
+@tried("Lightning", "checkpoints, and training that goes on from one")
 def test_checkpoints_have_the_same_keys_and_go_on(tmp_path):
     kept = []
     for callbacks in ([], [Cap("70%", prices="roofline")]):
@@ -367,6 +375,7 @@ def by_fabric(order, precision):
     return ready.state_dict(), seen
 
 
+@tried("Fabric", "`cap` before and after `setup`, in single and mixed precision")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 @pytest.mark.parametrize("order", ["cap, then set up", "set up, then cap"])
 def test_fabric(order, precision):
