@@ -22,9 +22,9 @@ from torch import nn
 
 import lowtide
 from commit import commit
-from lowtide.entry.entries import key_of
 from lowtide.entry.in_place import capped_of
 from lowtide.entry.whole_steps import forced_eager, refuse_what_is_not_captured
+from lowtide.pipeline.compiled_calls import key_of
 from lowtide.pipeline.in_flight import Call, held_beside
 from lowtide.pipeline.optimizer_steps import _look
 
@@ -70,7 +70,7 @@ def checks(device: torch.device) -> Iterator[tuple[str, str, float]]:
     assert capped is not None
     (*_, entry) = capped.entries.values()
     (piece,) = entry.ran
-    plan, watch, caller = piece.plan, piece.watch, capped.caller
+    plan, watch, caller = piece.plan, piece.runner.watch, capped.caller
     assert plan is not None
     args: list[Any] = [*model.parameters(), x]
     after_forward = watch.after_forward(args)
