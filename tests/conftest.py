@@ -44,6 +44,7 @@ def pytest_runtest_setup(item):
 @pytest.fixture(autouse=True)
 def fresh_compiler():
     forget_compiled_code()
+    torch.set_num_threads(1)  # training tools set their own
     torch.manual_seed(0)
     yield
     forget_compiled_code()

@@ -1,0 +1,42 @@
+"""Capped calls from threads and in a forked process; a process of its own, with no other test's threads."""
+
+import os
+import threading
+
+import torch
+
+import lowtide
+from small_models import WithLoss, mlp
+
+torch.set_num_threads(1)
+
+
+def from_threads(model, x):
+    plans = []
+
+    def step():
+        model(x)
+        plans.append(lowtide.plan_of(model))
+
+    threads = [threading.Thread(target=step) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(plans) == 3
+    assert all(plan.extra > 0 for plan in plans)
+
+
+def in_a_fork(model):
+    child = os.fork()
+    if child == 0:
+        model(torch.randn(300, 32)).backward()
+        os._exit(0 if lowtide.plan_of(model).extra > 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    capped = lowtide.cap(WithLoss(mlp()), "60%")
+    from_threads(capped, torch.randn(256, 32))
+    in_a_fork(capped)
