@@ -55,6 +55,7 @@ def test_weights_and_peak_under_no_sync(views, zero):
     assert peaks[-1] <= lowtide.plan_of(model).peak
 
 
+@pytest.mark.slow
 def test_views_into_buckets_save_a_set_of_gradients():
     (_, peaks, model), (_, with_views, _) = (
         both("min", rows=8, gradient_as_bucket_view=views)[1] for views in (False, True)
@@ -63,6 +64,7 @@ def test_views_into_buckets_save_a_set_of_gradients():
     assert with_views[-1] < peaks[-1] - gradients / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", ["100%", "min"])
 def test_all_reduce_overlaps_the_backward(budget):
     plain, capped = events_of_backward(None), events_of_backward(budget)
@@ -73,6 +75,7 @@ def test_all_reduce_overlaps_the_backward(budget):
     assert len(after) >= 5
 
 
+@pytest.mark.slow
 def test_gradients_reach_hooks_after_the_last_read_of_their_parameter():
     """An optimizer that steps inside the backward changes parameters that recomputation may need."""
 
