@@ -11,7 +11,6 @@ units.
 from __future__ import annotations
 
 import random
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,13 +22,22 @@ from .._torch import in_backward, private, private_of, set_private, storage_key
 from ..devices.allocator import rounded
 from ..errors import CaptureError, LowtideError
 from ..measuring.module_state import Attributes
-from ..measuring.tracker import live_storages
+from .fake_tensors import (
+    FakeStorages,
+    bytes_of,
+    cast,
+    copied,
+    input_dtype,
+    like,
+    map_tensors,
+    saving_nothing,
+    tensors_in,
+    tree_leaves,
+)
 from .fsdp_groups import Sharded, Unit, groups_of
 from .fsdp_ledger import Group, Ledger
 
 __all__ = ["Beside", "Rehearsal", "UnitCall", "rehearse"]
-
-_leaves, _map_tensors = private("tree_leaves"), private("tree_map_only")
 
 
 @dataclass(frozen=True)
@@ -78,67 +86,6 @@ class Rehearsal:
     outside: dict[int, Beside] = field(default_factory=dict)
 
 
-class _Tracker(live_storages):
-    """Counts fake tensors; those of the model's state are counted elsewhere."""
-
-    def __init__(self, device: torch.device, note: Callable[[], None]) -> None:
-        super().__init__(device)
-        self.noted = note
-        self.counts = True
-        self.unseen: list[weakref.ref[torch.UntypedStorage]] = []
-
-    def storage(self, tensor: Any) -> torch.UntypedStorage | None:
-        if not isinstance(tensor, torch.Tensor) or tensor.device.type != self.device.type:
-            return None
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter, private("FakeTensor")):
-            return None
-        return tensor.untyped_storage() if tensor.layout == torch.strided else None
-
-    def call(self, operator: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        if self.counts:
-            return super().call(operator, args, kwargs)
-        result = operator(*args, **kwargs)
-        made = [self.storage(leaf) for leaf in _leaves(result)]
-        self.unseen += [weakref.ref(storage) for storage in made if storage is not None]
-        return result
-
-    def note_peak(self) -> None:
-        super().note_peak()
-        self.noted()
-
-    @property
-    def alive(self) -> int:
-        """The bytes that are alive now."""
-        return self.input_bytes + self.made
-
-    def leave_out(self, tensor: torch.Tensor) -> None:
-        """Count a storage as nothing."""
-        self.known.setdefault(storage_key(tensor), 0)
-
-    @contextmanager
-    def looking_away(self) -> Iterator[None]:
-        """Count nothing for a while."""
-        self.counts = False
-        try:
-            yield
-        finally:
-            self.counts = True
-
-    def count_what_stayed(self) -> dict[int, int]:
-        """Count what was made while nobody looked and is still there: a cache of keys and values, say."""
-        found: dict[int, int] = {}
-        for storage in (ref() for ref in self.unseen):
-            if storage is not None:
-                with private("without_modes")():
-                    whole = torch.empty(0, dtype=torch.uint8, device="meta").set_(storage)  # type: ignore[call-overload]
-                if (key := storage_key(whole)) not in self.known:
-                    found[key] = self.known[key] = rounded(storage.nbytes(), self.device)
-                    self.made += found[key]
-                    weakref.finalize(storage, self.forget, key)
-        self.unseen.clear()
-        return found
-
-
 def rehearse(
     sharded: Sharded,
     args: tuple[Any, ...],
@@ -164,7 +111,7 @@ class _Stage:
         self.plan, self.key = plan, key
         self.found = Rehearsal(sharded.groups())
         self.mode = private("FakeTensorMode")(allow_non_fake_inputs=True)
-        self.tracker = _Tracker(sharded.device, self.note)
+        self.tracker = FakeStorages(sharded.device, self.note)
         self.ledger = Ledger(self.found.groups, lambda _: self.note())
         self.waiting: list[int] = []
         self.passed: list[tuple[UnitCall, dict[int, int]]] = []
@@ -175,8 +122,8 @@ class _Stage:
         with self.mode:
             self.anchor = torch.empty(0, device=self.sharded.device, requires_grad=True)
         with self.as_it_was(), self.mode, self.stood_in():
-            fake_args, fake_kwargs = _map_tensors(torch.Tensor, self.fake, (args, kwargs))
-            for leaf in _leaves((fake_args, fake_kwargs)):
+            fake_args, fake_kwargs = map_tensors(torch.Tensor, self.fake, (args, kwargs))
+            for leaf in tree_leaves((fake_args, fake_kwargs)):
                 self.tracker.give(leaf)
             with self.tracker.mode, torch.enable_grad():
                 self.step(fake_args, fake_kwargs, outside)
@@ -186,11 +133,11 @@ class _Stage:
         root = len(self.found.groups) - 1
         state = self.sharded.states[-1]
         self.ledger.enter_forward(root)
-        args, kwargs = _cast(_input_dtype(state), (args, kwargs))
+        args, kwargs = cast(input_dtype(state), (args, kwargs))
         output = self.sharded.root.forward(*args, **kwargs)
-        output = _cast(private_of(state, "fsdp_precision").output_dtype, output)
+        output = cast(private_of(state, "fsdp_precision").output_dtype, output)
         self.ledger.exit_forward(root)
-        ends = [leaf for leaf in _tensors(output) if leaf.requires_grad]
+        ends = [leaf for leaf in tensors_in(output) if leaf.requires_grad]
         ends = list({id(leaf): leaf for leaf in ends}.values())
         if not ends:
             raise CaptureError("no output of the model needs a gradient: is every parameter frozen?")
@@ -232,32 +179,32 @@ class _Stage:
                 f"{unit.name} is recomputed in the backward by activation checkpointing of your own. A cap "
                 "plans what is recomputed: take the checkpointing out, and cap the model then"
             )
-        cast = _cast(_input_dtype(unit.state), (args, kwargs))
-        if any(leaf.requires_grad for leaf in _tensors(cast)):  # FSDP hands over other containers then
-            cast = _map_tensors(torch.Tensor, lambda tensor: tensor, cast)
+        handed = cast(input_dtype(unit.state), (args, kwargs))
+        if any(leaf.requires_grad for leaf in tensors_in(handed)):  # FSDP hands over other containers then
+            handed = map_tensors(torch.Tensor, lambda tensor: tensor, handed)
         with self.tracker.looking_away():
             # Of copies: what torch keeps of a capture would keep the tensors of this step alive.
-            planned = self.plan(unit, *_copied(cast)) if torch.is_grad_enabled() else None
+            planned = self.plan(unit, *copied(handed)) if torch.is_grad_enabled() else None
         if planned is None:  # it has no backward, and runs as it is
             return self.pass_through(unit, args, kwargs)
-        args, kwargs = cast
+        args, kwargs = handed
         index = len(self.found.calls)
         found = UnitCall(unit, self.key(args, kwargs), planned)
         self.found.calls.append(found)
         self.ledger.enter_forward(unit.group)
         found.forward = self.now()
         self.tracker.unseen.clear()
-        with self.tracker.looking_away(), _saving_nothing():
+        with self.tracker.looking_away(), saving_nothing():
             output = unit.forward(*args, **kwargs)
         output = self.stand_in(index, found, (args, kwargs), output)
         found.held |= self.tracker.count_what_stayed()
         self.ledger.exit_forward(unit.group)
-        return _cast(private_of(unit.state, "fsdp_precision").output_dtype, output)
+        return cast(private_of(unit.state, "fsdp_precision").output_dtype, output)
 
     def stand_in(self, index: int, call: UnitCall, inputs: Any, output: Any) -> Any:
-        tensors = list({id(leaf): leaf for leaf in _tensors(inputs)}.values())
-        call.inputs = _bytes(tensors, self.sharded.device)
-        made = {id(leaf): leaf for leaf in _tensors(output) if not any(leaf is one for one in tensors)}
+        tensors = list({id(leaf): leaf for leaf in tensors_in(inputs)}.values())
+        call.inputs = bytes_of(tensors, self.sharded.device)
+        made = {id(leaf): leaf for leaf in tensors_in(output) if not any(leaf is one for one in tensors)}
         if not made:
             return output
         outputs = _StandIn.apply(self, index, list(made.values()), self.anchor, *tensors)
@@ -265,7 +212,7 @@ class _Stage:
         self.waiting.append(index)
         self.note()
         new = dict(zip(made, outputs, strict=True))
-        return _map_tensors(torch.Tensor, lambda leaf: new.get(id(leaf), leaf), output)
+        return map_tensors(torch.Tensor, lambda leaf: new.get(id(leaf), leaf), output)
 
     def begin_backward(self, index: int, gradients: tuple[Any, ...]) -> None:
         self.settle()
@@ -301,7 +248,7 @@ class _Stage:
     def fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """A fake tensor like another one; the same one for the same one."""
         if id(tensor) not in self.fakes:
-            made = _like(tensor)
+            made = like(tensor)
             is_parameter = isinstance(tensor, torch.nn.Parameter)
             self.fakes[id(tensor)] = torch.nn.Parameter(made, False) if is_parameter else made
             self.fakes[id(tensor)].requires_grad_(tensor.requires_grad)
@@ -327,20 +274,20 @@ class _Stage:
 
     def pass_through(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A sharded module with others inside: its own code runs as it is."""
-        args, kwargs = _cast(_input_dtype(unit.state), (args, kwargs))
+        args, kwargs = cast(input_dtype(unit.state), (args, kwargs))
         self.ledger.enter_forward(unit.group)
-        marked = [leaf for leaf in _tensors((args, kwargs)) if leaf.requires_grad]
+        marked = [leaf for leaf in tensors_in((args, kwargs)) if leaf.requires_grad]
         if marked:
             new = dict(zip(map(id, marked), _End.apply(self, unit.group, *marked), strict=True))
-            args, kwargs = _map_tensors(torch.Tensor, lambda t: new.get(id(t), t), (args, kwargs))
+            args, kwargs = map_tensors(torch.Tensor, lambda t: new.get(id(t), t), (args, kwargs))
         else:
             self.unfinished.append(unit.group)
         output = unit.forward(*args, **kwargs)
         self.ledger.exit_forward(unit.group)
-        for leaf in _tensors(output):
+        for leaf in tensors_in(output):
             if leaf.requires_grad:
                 leaf.register_hook(lambda _: self.ledger.enter_backward(unit.group))
-        return _cast(private_of(unit.state, "fsdp_precision").output_dtype, output)
+        return cast(private_of(unit.state, "fsdp_precision").output_dtype, output)
 
     def fake_whole_parameters(self) -> None:
         """Parameters as they are after a gather: each in a block of its own, padded to equal parts."""
@@ -426,64 +373,3 @@ class _End(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         ctx.stage.ledger.exit_backward(ctx.group, gradients=0)
         return None, None, *gradients
-
-
-def _input_dtype(state: Any) -> torch.dtype | None:
-    policy = private_of(state, "fsdp_precision")
-    return policy.param_dtype if policy.cast_forward_inputs else None
-
-
-def _cast(dtype: torch.dtype | None, tree: Any) -> Any:
-    """What FSDP does with inputs and outputs under a policy of mixed precision."""
-    if dtype is None:
-        return tree
-    return _map_tensors(torch.Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, tree)
-
-
-def _saving_nothing() -> Any:
-    """Let autograd save sizes alone: what a unit leaves in a cache would keep all that led to it."""
-
-    def pack(tensor: torch.Tensor) -> tuple[Any, ...]:
-        return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-
-    def unpack(packed: tuple[Any, ...]) -> torch.Tensor:
-        shape, stride, dtype, device = packed
-        return torch.empty_strided(shape, stride, dtype=dtype, device=device)
-
-    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
-
-
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """A new tensor like another one, in a storage as large: a plan counts all that a view looks at."""
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
-        return torch.empty_like(tensor)
-    items = tensor.untyped_storage().nbytes() // tensor.itemsize
-    block = torch.empty(items, dtype=tensor.dtype, device=tensor.device)
-    return block.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-def _copied(tree: Any) -> Any:
-    """Other tensors like those of a tree, with a history of their own where these have one."""
-
-    def copied(tensor: torch.Tensor) -> torch.Tensor:
-        made = tensor.detach().requires_grad_(tensor.requires_grad)
-        return made if tensor.is_leaf else made.clone()
-
-    return _map_tensors(torch.Tensor, copied, tree)
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    """The tensors of a nest of containers, dataclasses included."""
-    found: list[torch.Tensor] = []
-    for leaf in _leaves(tree):
-        if isinstance(leaf, torch.Tensor):
-            found.append(leaf)
-        elif hasattr(leaf, "__dataclass_fields__"):
-            found += _tensors([getattr(leaf, name) for name in leaf.__dataclass_fields__])
-    return found
-
-
-def _bytes(tensors: Any, device: torch.device) -> int:
-    """The bytes of the storages of tensors, each once."""
-    sizes = {storage_key(t): t.untyped_storage().nbytes() for t in tensors if t.layout == torch.strided}
-    return sum(rounded(size, device) for size in sizes.values())
