@@ -6,9 +6,11 @@ fails with a clear message when one is missing, and `missing_names` tells a user
 
 from __future__ import annotations
 
+import dis
 import functools
 import importlib
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -94,6 +96,10 @@ NAMES: dict[str, tuple[str, str]] = {
     "wait_tensor": ("torch:ops._c10d_functional.wait_tensor.default", "2.11-2.13"),
     "storage_holders": ("torch._C:_storage_Use_Count", "2.13"),
     "saving_hooks": ("torch._C:_autograd._top_saved_tensors_default_hooks", "2.11-2.13"),
+    "AnyTracer": ("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "2.11-2.13"),
+    "TracedTensor": ("torch._dynamo.variables:TensorVariable", "2.11-2.13"),
+    "TracedConstant": ("torch._dynamo.variables:ConstantVariable", "2.11-2.13"),
+    "NotYetTraced": ("torch._dynamo.variables:LazyVariableTracker", "2.11-2.13"),
 }
 
 ATTRIBUTES: dict[str, tuple[str, str, str]] = {
@@ -270,6 +276,93 @@ def writes_traced() -> int:
     nodes = private("Tracer").current_tx().output.current_tracer.graph.nodes
     values = [node.meta.get("example_value") for node in nodes]
     return sum(value._version for value in values if isinstance(value, torch.Tensor))
+
+
+Answer = Callable[[str, Any], bool | None]
+"""Which way a branch goes, of the module whose code branches and the node of the tensor; None: unknown."""
+
+
+@contextmanager
+def branches_answered(answer: Answer) -> Iterator[None]:
+    """Let a function say which way a branch on a tensor goes where torch.compile, which cannot look, stops.
+
+    The front end has a function for each of Python's instructions (`dispatch_table`, seen in 2.11-2.13).
+    """
+    tables = _tables(answer)
+    before = [(tracer, tracer.dispatch_table) for tracer, _ in tables]
+    try:
+        for tracer, table in tables:
+            tracer.dispatch_table = table
+        yield
+    finally:
+        for tracer, table in before:
+            tracer.dispatch_table = table
+
+
+@functools.cache
+def _tables(answer: Answer) -> list[tuple[Any, list[Any]]]:
+    """For each class of tracers the functions of its instructions, with branches that ask first."""
+    found, tracers = [], [private("AnyTracer")]
+    for tracer in tracers:
+        tracers += tracer.__subclasses__()
+        table = list(tracer.dispatch_table)
+        for name, code in dis.opmap.items():
+            if re.fullmatch(r"(POP_)?JUMP(_FORWARD|_BACKWARD)?_IF_(TRUE|FALSE)(_OR_POP)?", name):
+                table[code] = _asking(table[code], name, answer)
+        found.append((tracer, table))
+    return found
+
+
+def _asking(jump: Callable[[Any, Any], None], name: str, answer: Answer) -> Callable[[Any, Any], None]:
+    """The instruction of a jump, with an answer in the place of a tensor that it depends on."""
+
+    def handle(tracer: Any, instruction: Any) -> None:
+        node = _branched_on(tracer)
+        said = None if node is None else answer(str(tracer.f_globals.get("__name__")), node)
+        if said is None:
+            jump(tracer, instruction)
+        elif not name.endswith("_OR_POP"):
+            tracer.pop()
+            tracer.push(private("TracedConstant").create(said))
+            jump(tracer, instruction)
+        elif said is ("_TRUE_" in name):  # of `a or b` and `a and b` the tensor itself is what comes out
+            tracer.jump(instruction)
+        else:
+            tracer.pop()
+
+    return handle
+
+
+def _branched_on(tracer: Any) -> Any:
+    """The node of the tensor that the next jump depends on; None for what is none, and for assertions."""
+    value = tracer.stack[-1]
+    if isinstance(value, private("NotYetTraced")):
+        tensor = value.is_realized() or isinstance(value.peek_value(), torch.Tensor)
+        value = value.realize() if tensor else value
+    if not isinstance(value, private("TracedTensor")) or tracer.output.current_tracer.parent is not None:
+        return None
+    # torch.compile keeps an assertion in the graph
+    asserts = tracer.next_instruction.opname in ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT")
+    return None if asserts else value.as_proxy().node
+
+
+def traced_input(node: Any) -> Any:
+    """What a placeholder of a trace stands for in the call that is traced (`grapharg`, seen in 2.11-2.13)."""
+    argument = node.meta.get("grapharg")
+    return None if argument is None else argument.example
+
+
+def traced_value(node: Any) -> Any:
+    """The fake value of a node of a trace (`example_value`, seen in 2.11-2.13)."""
+    return node.meta.get("example_value")
+
+
+def guarding_all_but(left_out: Callable[[Any], bool]) -> dict[str, Any]:
+    """Options of torch.compile: no guard on objects that stand in Python's modules for the capture alone.
+
+    By `guard_filter_fn`, seen in 2.11-2.13.
+    """
+    return {"guard_filter_fn": lambda guards: [not left_out(guard.value) for guard in guards]}
 
 
 def met_in_capture(error: Exception) -> bool:

@@ -27,7 +27,8 @@ class StepInputs:
     each input looks at, by the attributes that lead to its tensors; `cast_once` are the leaves whose casts
     autocast keeps; `awaited` says for whose gradients somebody waits during the backward; `names` are what a
     user calls the inputs; `wrapped` are those made of other tensors, as a DTensor is of its local one;
-    `shapes` are dtypes and shapes as a user sees them, of a DTensor the whole.
+    `shapes` are dtypes and shapes as a user sees them, of a DTensor the whole; `asked_of` are those that are
+    looked at before the step runs (`conditions`).
     """
 
     roles: tuple[str, ...] = ()
@@ -40,9 +41,10 @@ class StepInputs:
     names: tuple[str, ...] = ()
     wrapped: frozenset[int] = frozenset()
     shapes: tuple[str, ...] = ()
+    asked_of: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, module: fx.GraphModule, inputs: Sequence[Any]) -> StepInputs:
+    def of(cls, module: fx.GraphModule, inputs: Sequence[Any], asked_of: Sequence[int] = ()) -> StepInputs:
         """The inputs that torch hands over with a graph; refuses those that no plan can be made for."""
         _refuse(inputs)
         nodes = module.graph.find_nodes(op="placeholder")
@@ -64,6 +66,7 @@ class StepInputs:
             ),
             wrapped=frozenset(index for index, item in enumerate(inputs) if is_made_of_others(item)),
             shapes=tuple(map(_shape, inputs)),
+            asked_of=frozenset(asked_of),
         )
 
     def present_gradients(self) -> Iterator[int]:
@@ -111,6 +114,11 @@ class StepInputs:
             names=tuple(self.names[place] for place, _ in places),
             wrapped=frozenset(),
         )
+
+    def looked_at(self, primals: Sequence[fx.Node]) -> set[fx.Node]:
+        """The primals that are looked at before the step runs."""
+        places = zip(primals, self.places(primals), strict=False)
+        return {primal for primal, at in places if at is not None and at[0] in self.asked_of}
 
     def widen(self, primals: Sequence[fx.Node]) -> None:
         """Let fake inputs be as large as what they look at: torch traces some parts as if they were all."""

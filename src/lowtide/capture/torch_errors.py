@@ -117,8 +117,11 @@ def _reason(error: Any) -> str:
         return "BatchNorm with momentum=None counts its batches outside of the graph; give it a momentum"
     if "backwards hooks" in said:
         return "a backward hook of a module; torch captures hooks of tensors and parameters, not this one"
-    if "data-dependent" in said:
-        return "data-dependent branching: a plan is made before the values of tensors are known"
+    if "data-dependent" in said.lower():
+        return (
+            "data-dependent branching: a plan is made before the values of tensors are known. What `if` asks "
+            "of the flags and whole numbers of a batch is followed, before anything writes to them"
+        )
     if "functorch" in said:
         return "a transform of torch.func around it; lowtide.uncap the model, or cap the whole function"
     if "use_numpy_random_stream" in said:

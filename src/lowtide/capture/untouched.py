@@ -32,14 +32,19 @@ def with_tangents_that_come(graph: Graph, trace: Trace) -> Graph:
     return graph.replace(values=tuple(map(known, graph.values)))
 
 
-def without_untouched(graph: Graph, trace: Trace, value_of: dict[fx.Node, str]) -> Graph:
+def without_untouched(
+    graph: Graph, trace: Trace, value_of: dict[fx.Node, str], *, also: set[fx.Node]
+) -> Graph:
     """The graph where inputs that the step never touches take nothing, as in what is measured on the CPU.
 
-    A mask that a causal hint makes needless is one, and so are the weights of a head whose output is not in
-    the loss. A GPU's allocator holds them whoever reads them.
+    A mask that a causal hint makes needless is one, unless it is looked at before the step runs (`also`), and
+    so are the weights of a head whose output is not in the loss. A GPU's allocator holds them whoever reads
+    them.
     """
     results = {value_of.get(node) for node in (*trace.outputs, *trace.gradients) if isinstance(node, fx.Node)}
-    touched = results | {name for op in graph.ops for name in op.reads}
+    touched = (
+        results | {name for op in graph.ops for name in op.reads} | {value_of.get(node) for node in also}
+    )
 
     def known(value: Value) -> Value:
         untouched = value.kind in ("parameter", "buffer", "input") and value.name not in touched

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from .._torch import capture_settings, private, private_of, usual_stance
+from ..capture.branches import Branches, compile_options, following_branches
 from ..capture.joint_graph import capturing
 from ..capture.meta_model import fakes_for_meta
 from ..capture.torch_errors import OnlyPlanned, clear_errors, users_error
@@ -208,7 +209,9 @@ def plan(
         refuse_part(module)
         return runnable(asked, Caller(), module, inputs)
 
-    step = torch.compile(fresh(function), backend=backend, fullgraph=True, dynamic=False)
+    step = torch.compile(
+        fresh(function), backend=backend, fullgraph=True, dynamic=False, options=compile_options()
+    )
     try:
         with (
             capturing,
@@ -217,6 +220,7 @@ def plan(
             usual_stance(),
             capture_settings(),
             leaving_marks(),
+            following_branches() as branches,
             private("without_modes")(),
             torch.enable_grad(),
             sharded as inputs,
@@ -231,7 +235,16 @@ def plan(
         raise CaptureError("torch captured no graph: the step has no tensor operation")
     made = made if made.budget is None else made.with_bound()
     on_ranks = () if ranks is None else notes_on_ranks(made, ranks, asked.target)
-    return replace(made, notes=(*made.notes, *on_ranks, *_note_on_eval(model)))
+    return replace(made, notes=(*made.notes, *on_ranks, *_note_on_data(branches), *_note_on_eval(model)))
+
+
+def _note_on_data(branches: Branches) -> tuple[str, ...]:
+    if not branches.unpadded:
+        return ()
+    return (
+        "the batch has no data that tells whether it is padded: planned for one that is not, as the "
+        "model's attention then runs; pass a batch of real numbers for the other",
+    )
 
 
 def _note_on_eval(model: Callable[..., Any]) -> tuple[str, ...]:

@@ -20,12 +20,15 @@ from .._torch import (
     in_process_group,
     is_made_of_others,
     outside_dynamo,
+    private,
     usual_stance,
 )
+from ..capture.branches import compile_options, following_branches
+from ..capture.conditions import OtherData
 from ..capture.joint_graph import capturing
 from ..capture.torch_errors import CAPPED_INSIDE, clear_errors
 from ..console.log import log, planning, say_plan
-from ..errors import BudgetTooSmall, CaptureError, LowtideError
+from ..errors import BudgetTooSmall, CaptureError, LowtideError, PlanMismatch
 from ..measuring.trial import Trial, modules_of
 from ..options import Options, limit, relative_to
 from ..pipeline.in_flight import Caller, held_beside, some_plan, too_many
@@ -46,6 +49,9 @@ from .whole_steps import (
 )
 
 __all__ = ["Capped"]
+
+Answers = tuple[tuple[bool, ...], ...]
+"""What a batch answers to the branches of steps that were captured before, one step after the other."""
 
 
 class Capped:
@@ -86,16 +92,29 @@ class Capped:
         refuse_what_is_not_captured()
         if not self.calls:
             settle_problem_type(self.modules(), kwargs.get("labels"))
-        entry = self.entry(args, kwargs)
+        answers: Answers = ()
+        while True:
+            try:
+                return self.call_of(answers, args, kwargs)
+            except OtherData as other:  # the next one is of such data, or is captured with this batch
+                answers = (*answers, other.answers)
+
+    def call_of(self, answers: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call of the step that is captured for some answers to its branches on data."""
+        entry = self.entry(args, kwargs, answers)
         try:
             return self.run(entry, args, kwargs)
         except BudgetTooSmall as error:
-            return self.run(self.entry_of_a_larger(error, args, kwargs), args, kwargs)
+            return self.run(self.entry_of_a_larger(error, args, kwargs, answers), args, kwargs)
+        except PlanMismatch as error:
+            if answers:
+                error.add_note("the batch is of other data than the first one: it is padded, say, or not")
+            raise
         except CaptureError as error:
             if any(part.plan for part in entry.parts):
                 raise
             installed = self.install(error, entry.attempt, args, kwargs)
-        result = self.run(self.entry(args, kwargs), args, kwargs)
+        result = self.run(self.entry(args, kwargs, answers), args, kwargs)
         self.say(f"captured at the second try: the first call of {self.name} {installed}")
         return result
 
@@ -116,6 +135,7 @@ class Capped:
                 usual_stance(),
                 capture_settings(),
                 leaving_marks(),
+                following_branches(on=entry.branches),
             ):
                 result = entry.call(*args, **kwargs)  # type: ignore[misc]
         except BaseException as error:
@@ -209,9 +229,14 @@ class Capped:
         return True
 
     def entry(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, options: Options | None = None
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        answers: Answers = (),
+        *,
+        options: Options | None = None,
     ) -> Entry:
-        key = (*key_of(args, kwargs), self.caller.autocast)
+        key = (*key_of(args, kwargs), self.caller.autocast, *answers)
         with self.lock:
             entry = self.find(key, options=options)
             if beside := self.must_leave_room(entry):
@@ -222,7 +247,7 @@ class Capped:
             return entry
 
     def entry_of_a_larger(
-        self, error: BudgetTooSmall, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, error: BudgetTooSmall, args: tuple[Any, ...], kwargs: dict[str, Any], answers: Answers
     ) -> Entry:
         """The entry of a batch whose share is too small, under what the share of a larger one came to.
 
@@ -237,7 +262,7 @@ class Capped:
             f"{format_bytes(self.granted)} of a larger one"
         )
         options = replace(self.options, budget=parse_budget(self.granted))
-        return self.entry(args, kwargs, options=options)
+        return self.entry(args, kwargs, answers, options=options)
 
     def find(self, key: Any, *, beside: int = 0, options: Options | None = None) -> Entry:
         if key not in self.entries:
@@ -300,14 +325,28 @@ class Capped:
 
     def new_entry(self, beside: int, options: Options) -> Entry:
         refuse_lazy(self.modules())
-        entry = Entry(options, self.caller, self.caller.autocast, beside)
+        entry = Entry(options, self.caller, self.caller.autocast, beside, self.may_branch())
         entry.call = torch.compile(
             fresh(self.function),
             backend=backend_for(entry),
             fullgraph=not self.options.allow_breaks,
             dynamic=False,
+            options=compile_options(),
         )
         return entry
+
+    def may_branch(self) -> bool:
+        """Whether branches on data may be taken as each batch says.
+
+        Pieces of a step are run one by one, so none can be run again with another answer. Ranks whose steps
+        have collectives in them must run the same graph, whatever their batches say; those of
+        DistributedDataParallel have none.
+        """
+        if self.options.allow_breaks:
+            return False
+        return not in_process_group() or (
+            private("active_ddp")() is not None and not _distributed(self.modules())
+        )
 
     def forget_failed(self, entry: Entry) -> None:
         """An entry that never got a plan is not kept: the next call starts anew."""

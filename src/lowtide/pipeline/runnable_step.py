@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from .._torch import first_run_unwatched
+from ..capture.conditions import Conditions, cut_conditions
 from ..capture.rewrites.autocast import mark_regions
 from ..capture.rewrites.random_draws import lay_out_calls
 from ..capture.step_inputs import StepInputs
@@ -29,11 +30,12 @@ __all__ = ["RunnableStep", "runnable"]
 
 def runnable(asked: Asked, caller: Caller, module: fx.GraphModule, inputs: Sequence[Any]) -> RunnableStep:
     """What runs a graph of torch's: it takes and gives what the module does."""
+    conditions = cut_conditions(module)
     if not torch.is_grad_enabled():
-        return RunnableStep(asked, caller, Runner(module.forward, None, asked.inputs))
-    asked = replace(asked, inputs=StepInputs.of(module, inputs))
+        return RunnableStep(asked, caller, Runner(module.forward, None, asked.inputs), conditions)
+    asked = replace(asked, inputs=StepInputs.of(module, inputs, conditions.places if conditions else ()))
     mark_regions(module.graph)
-    return RunnableStep(asked, caller, _first_runner(asked, module, inputs))
+    return RunnableStep(asked, caller, _first_runner(asked, module, inputs), conditions)
 
 
 def _first_runner(asked: Asked, module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
@@ -52,6 +54,7 @@ class RunnableStep:
     asked: Asked
     caller: Caller
     runner: Runner = field(repr=False)
+    conditions: Conditions | None = None
 
     @property
     def plan(self) -> Plan | None:
@@ -64,6 +67,8 @@ class RunnableStep:
         return self.runner.inputs
 
     def __call__(self, *args: Any) -> Any:
+        if self.conditions is not None:
+            self.conditions.must_hold(args)
         self.runner = self.runner.renew(args) or self.runner
         if self.plan is None:
             return self.runner.run(*args)

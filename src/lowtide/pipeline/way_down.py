@@ -89,7 +89,7 @@ def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> C
     # before torch 2.13 compiled code checks the sizes of all of its arguments, and so touches them
     passed_over = not asked.compiled or frees_tangents()
     if passed_over and target is None and trace.device.type == "cpu":
-        graph = without_untouched(graph, trace, lifted.value_of)
+        graph = without_untouched(graph, trace, lifted.value_of, also=asked.inputs.looked_at(trace.primals))
     names = [str(node.target) for node in joint.graph.find_nodes(op="get_attr")]
     return Captured(
         asked,

@@ -1,0 +1,160 @@
+"""Branches on the data of a batch, taken as plain PyTorch takes them.
+
+torch's front end traces a step without looking at values. At `if mask.all():` it stops, and models that know
+this ask whether they are traced and take another road then: another kernel, other roundings. Lowtide
+captures a step with its batch at hand, so such a branch can be answered by the batch itself. The answer is
+marked in the graph, is asked again before each call, and where it is another one the call has a graph of its
+own (`conditions`).
+
+That is sound where the condition is computed from the batch and from buffers alone, before anything writes
+to them: then it is the same before the step as at the branch. What comes of parameters is not asked, since
+it would be computed twice; nor are floating point results, which autocast may round, or random numbers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._torch import (
+    branches_answered,
+    guarding_all_but,
+    private,
+    private_of,
+    storage_key,
+    traced_input,
+    traced_value,
+)
+from ..torch_state.random_state import look_at_state, put_state
+from .conditions import answers_of, mark, question, what_it_reads
+from .plain_masks import makes_masks, masks_as_plain, stands_in
+
+__all__ = ["Branches", "compile_options", "following_branches"]
+
+WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+"""Dtypes whose results nobody rounds."""
+
+_present = threading.local()
+
+
+@dataclass
+class Branches:
+    """What is known of the branches of one capture: whether one was taken without data, for no padding."""
+
+    unpadded: bool = False
+
+
+@contextmanager
+def following_branches(*, on: bool = True) -> Iterator[Branches]:
+    """Take branches as the batch says in what this thread captures meanwhile."""
+    found = Branches()
+    if not on:
+        yield found
+        return
+    outer, _present.branches = getattr(_present, "branches", None), found
+    try:
+        with masks_as_plain(), branches_answered(_answer):
+            yield found
+    finally:
+        _present.branches = outer
+
+
+def compile_options() -> dict[str, Any]:
+    """What torch.compile is told where branches are followed."""
+    return guarding_all_but(stands_in)
+
+
+def _answer(module: str, condition: fx.Node) -> bool | None:
+    """Which way a branch goes; None where that cannot be told, and torch's front end stops."""
+    branches: Branches | None = getattr(_present, "branches", None)
+    if branches is None:
+        return None
+    nodes = what_it_reads([condition])
+    if not _is_of_inputs(condition, nodes):
+        return False if makes_masks(module) else None
+    inputs = [traced_input(node) for node in nodes if node.op == "placeholder"]
+    if any(_has_no_data(item) for item in inputs):
+        branches.unpadded |= makes_masks(module)
+        return True if makes_masks(module) else None
+    answer = _asked(condition, inputs)
+    if answer is None:
+        return False if makes_masks(module) else None
+    if inputs:  # what is made of nothing says the same at every call
+        condition.graph.call_function(mark, (condition, answer))
+    return answer
+
+
+def _is_of_inputs(condition: fx.Node, nodes: list[fx.Node]) -> bool:
+    """Whether a condition is the same when it is asked before the step."""
+    if private("functorch_level")() is not None:  # what torch.func has wrapped exists inside of it alone
+        return False
+    if any(not _is_input(node) if node.op == "placeholder" else not _is_whole(node) for node in nodes):
+        return False
+    value = traced_value(condition)
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        return False
+    written = {key for node in condition.graph.find_nodes(op="placeholder") for key in _written(node)}
+    return not any(_changed(node) for node in nodes) and written.isdisjoint(
+        key for node in nodes if node.op == "placeholder" for key in _storage(traced_input(node))
+    )
+
+
+def _is_input(node: fx.Node) -> bool:
+    """Whether a placeholder is a plain tensor that is not trained, nor part of what is."""
+    item = traced_input(node)
+    plain = type(item) in (torch.Tensor, private("FakeTensor"))
+    return plain and not item.requires_grad and not isinstance(item, torch.nn.Parameter)
+
+
+def _is_whole(node: fx.Node) -> bool:
+    """Whether a node calls something that returns whole numbers or flags."""
+    values = private("tree_leaves")(traced_value(node))
+    tensors = all(isinstance(v, torch.Tensor) and v.dtype in WHOLE for v in values)
+    return node.op in ("call_function", "call_method") and bool(values) and tensors
+
+
+def _changed(node: fx.Node) -> bool:
+    """Whether something was written to a node's tensors in the trace so far."""
+    return any(private_of(v, "version") for v in _tensors(traced_value(node)))
+
+
+def _written(node: fx.Node) -> Iterator[int]:
+    """The storage of an input that was written to."""
+    if _changed(node):
+        yield from _storage(traced_input(node))
+
+
+def _storage(item: Any) -> Iterator[int]:
+    if type(item) is torch.Tensor and item.layout == torch.strided:
+        yield storage_key(item)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [v for v in private("tree_leaves")(value) if isinstance(v, torch.Tensor)]
+
+
+def _has_no_data(item: Any) -> bool:
+    return isinstance(item, private("FakeTensor")) or item.is_meta
+
+
+def _asked(condition: fx.Node, inputs: list[Any]) -> bool | None:
+    """What the batch says; None where that draws random numbers, or fails."""
+    device = str(traced_value(condition).device)
+    devices = {"cpu", device} & {"cpu", "cuda", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))}
+    before = {device: look_at_state(device) for device in devices}
+    ask, _ = question([condition])
+    try:
+        with torch.no_grad():
+            (answer,) = answers_of(ask(*inputs))
+    except Exception:  # the front end tells what is wrong with it
+        return None
+    drawn = [device for device, state in before.items() if not torch.equal(state, look_at_state(device))]
+    for device in drawn:
+        put_state(before[device], device)
+    return None if drawn else answer

@@ -1,0 +1,81 @@
+"""The attention masks of `transformers` as plain PyTorch makes them.
+
+`transformers` leaves a mask out where it can, for the faster kernels that take `is_causal`: it looks whether
+the `attention_mask` of a batch is all ones, and whether `position_ids` count one sequence or several. While
+torch traces it does not look, and makes the mask in any case: other kernels than plain PyTorch's, which take
+more memory and round otherwise. So while Lowtide captures, the functions that ask "is this traced?" say no
+to the code that makes masks, and its branches are answered by the batch itself (`branches`). Each of these
+branches asks whether the mask can be left out: what cannot be answered is answered no, as in a trace.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = ["makes_masks", "masks_as_plain", "stands_in"]
+
+MODULES = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils")
+"""Where masks are made (seen in transformers 5.17 to 5.22)."""
+
+_here = threading.local()
+_own: dict[str, Callable[..., bool]] = {}
+
+
+def makes_masks(module: str) -> bool:
+    """Whether a module of this name makes attention masks, and asks whether they can be left out."""
+    return module in MODULES
+
+
+@contextmanager
+def masks_as_plain() -> Iterator[None]:
+    """Let this thread trace the making of masks as if it were not traced; other threads are told the truth.
+
+    Only modules that are loaded already are touched, and only for as long as a capped step is called.
+    """
+    loaded = [vars(module) for module in map(sys.modules.get, MODULES) if module is not None]
+    own = [(names, name, names[name]) for names in loaded for name in _STAND_INS if _is_own(names, name)]
+    outer, _here.on = getattr(_here, "on", False), True
+    try:
+        for names, name, function in own:
+            _own[name] = function
+            names[name] = _STAND_INS[name]
+        yield
+    finally:
+        _here.on = outer
+        for names, name, function in own:
+            names[name] = function
+
+
+def _is_own(names: dict[str, Any], name: str) -> bool:
+    """Whether a module has a function of that name, and not what stands in for it in another call."""
+    return name in names and names[name] is not _STAND_INS[name]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _elsewhere() -> bool:
+    return not getattr(_here, "on", False)
+
+
+def _is_tracing(tensor: Any = None) -> bool:
+    return _elsewhere() and _own["is_tracing"](tensor)
+
+
+def _is_exporting() -> bool:
+    return _elsewhere() and _own["is_torchdynamo_exporting"]()
+
+
+_STAND_INS: dict[str, Callable[..., bool]] = {
+    "is_tracing": _is_tracing,
+    "is_torchdynamo_exporting": _is_exporting,
+}
+
+
+def stands_in(item: Any) -> bool:
+    """Whether an object is in a module of `transformers` for the capture alone."""
+    return any(item is function for function in _STAND_INS.values())
