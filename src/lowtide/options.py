@@ -35,7 +35,7 @@ class Options:
       or a list.
     - `outside`: bytes that the caller holds between forward and backward besides the outputs: a loss computed
       outside of the step. "auto" sets aside twice what the differentiated outputs take, which is what
-      cross-entropy needs; nothing where the loss is inside.
+      cross-entropy needs, under autocast in single precision; nothing where the loss is inside.
     - `allow_breaks`: plan the pieces of a step that is not one graph, each by itself.
     - `plan`: a plan to follow instead of making one. It must keep to the budget, or without one to its own.
     - `max_plans`: how many shapes to keep plans for.

@@ -49,9 +49,10 @@ class Asked:
     """What is asked for, and what is known of a step before it is captured.
 
     `target` names an absent device to plan for; `only_plan` stops before anything runs. `autocast` is the
-    state that the backward is traced for, `beside` the bytes that are set aside for calls in flight,
-    `headroom` bytes of the budget that an earlier round showed to be needed besides the plan, and `sketched`
-    what an earlier round chose. `attempt` is what all ranks of a process group call this planning.
+    state that the backward is traced for, `called_in` the one around the call. `beside` are the bytes that
+    are set aside for calls in flight, `headroom` bytes of the budget that an earlier round showed to be
+    needed besides the plan, and `sketched` what an earlier round chose. `attempt` is what all ranks of a
+    process group call this planning.
     """
 
     options: Options
@@ -59,6 +60,7 @@ class Asked:
     target: str | None = None
     only_plan: bool = False
     autocast: State = ()
+    called_in: State = ()
     beside: int = 0
     headroom: int = 0
     sketched: Sketched | None = None

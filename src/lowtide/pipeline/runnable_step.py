@@ -19,6 +19,7 @@ from ..options import limit
 from ..plans.planned_step import Plan
 from ..run.handing import Departures
 from ..stages import Asked, Runner
+from ..torch_state.autocast_state import present_state
 from .eager_step import eager_runner
 from .in_flight import Call, Caller, keep_account, refuse_if_over
 from .optimizer_steps import seen_for
@@ -31,7 +32,7 @@ def runnable(asked: Asked, caller: Caller, module: fx.GraphModule, inputs: Seque
     """What runs a graph of torch's: it takes and gives what the module does."""
     if not torch.is_grad_enabled():
         return RunnableStep(asked, caller, Runner(module.forward, None, asked.inputs))
-    asked = replace(asked, inputs=StepInputs.of(module, inputs))
+    asked = replace(asked, inputs=StepInputs.of(module, inputs), called_in=present_state())
     mark_regions(module.graph)
     return RunnableStep(asked, caller, _first_runner(asked, module, inputs))
 

@@ -19,7 +19,6 @@ from ..capture.lift import lift
 from ..capture.torch_errors import OnlyPlanned
 from ..capture.trace import Manner, device_of, make_trace
 from ..capture.untouched import with_tangents_that_come, without_untouched
-from ..devices.allocator import rounded
 from ..devices.baseline import State, fixed_bands, states
 from ..devices.memory import DeviceMemory, memory_of
 from ..devices.table import find_device
@@ -30,7 +29,6 @@ from ..lowering.rereads import read_otherwise
 from ..planner.budgets import resolve
 from ..planner.follow import follow, refuse_if_too_large
 from ..planner.under_budget import plan_graph, uncapped_peak
-from ..plans.graph import Graph
 from ..plans.planned_step import Plan
 from ..prices.measured import Kernels
 from ..prices.pricing import price
@@ -43,12 +41,10 @@ from ..stages import Asked, Captured, Lowered, Planned, Priced
 from ..torch_state.autocast_state import under_autocast
 from .in_flight import BAND
 from .optimizer_steps import seen, seen_for
+from .outside_loss import OutsideLoss, outside_loss
 from .plan_notes import notes_on
 
 __all__ = ["capture_step", "lower_step", "lowered", "plan_step", "price_step"]
-
-_NUMBER = 4
-"""Bytes of a loss in single precision."""
 
 
 def lowered(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> Lowered:
@@ -118,21 +114,19 @@ def price_step(captured: Captured) -> Priced:
         _warm_up(device)
     others = [optimizer for _, optimizer in seen_for(asked.inputs.trained, device)] if present else []
     counted = states(asked.options.optimizer, others, device)
-    outside = _outside(captured, lifted.graph)
+    outside = outside_loss(asked, captured.trace, lifted.graph)
     bands = {
         **fixed_bands(lifted.graph, device, counted, present=present, in_flight=asked.beside),
         **_bands(captured, outside),
     }
-    graph = lifted.graph.replace(fixed=bands, boundary=outside)
+    graph = lifted.graph.replace(fixed=bands, boundary=outside.boundary)
     return Priced(captured, replace(lifted, graph=graph), _by_optimizer(counted))
 
 
-def _bands(captured: Captured, outside: int) -> dict[str, int]:
+def _bands(captured: Captured, outside: OutsideLoss) -> dict[str, int]:
     """Bytes beside the step that the way it is called brings along."""
     asked, device = captured.asked, captured.trace.device
-    found = {BAND: asked.beside}
-    if outside and isinstance(asked.options.outside, str):
-        found["loss"] = 2 * rounded(_NUMBER, device)  # itself and its gradient, until the backward ends
+    found = {BAND: asked.beside, "loss": outside.all_along}
     if asked.compiled and asked.inputs.accumulating and device.type == "cpu":
         found["present gradients"] = sum(asked.inputs.present_gradients())  # autograd adds to them
     elif asked.inputs.wrapped and device.type == "cpu":  # and to DTensors in any case
@@ -142,19 +136,6 @@ def _bands(captured: Captured, outside: int) -> dict[str, int]:
 
 def _by_optimizer(counted: list[State]) -> dict[object, int]:
     return {seen(state.optimizer): state.held + state.coming for state in counted}
-
-
-def _outside(captured: Captured, graph: Graph) -> int:
-    """Bytes for a loss outside of the step: as asked, or what cross-entropy over the outputs needs."""
-    options = captured.asked.options
-    if not isinstance(options.outside, str):
-        return options.outside
-    gradients = {node.name: node.meta["val"] for node in captured.trace.expected}
-    wide = {
-        name for name, value in gradients.items() if isinstance(value, torch.Tensor) and value.numel() > 1
-    }
-    held = sum(v.bytes for v in graph.values if v.kind == "tangent" and v.name in wide)
-    return 0 if options.allow_breaks else 2 * held
 
 
 def plan_step(priced: Priced) -> Planned:
