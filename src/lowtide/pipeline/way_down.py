@@ -22,6 +22,7 @@ from ..capture.untouched import with_tangents_that_come, without_untouched
 from ..devices.baseline import State, fixed_bands, states
 from ..devices.memory import DeviceMemory, memory_of
 from ..devices.table import find_device
+from ..errors import BudgetTooSmall
 from ..fusion.fused_graph import fuse
 from ..lowering.changed_inputs import Watch, Watched
 from ..lowering.lower import lower
@@ -43,6 +44,7 @@ from .in_flight import BAND
 from .optimizer_steps import seen, seen_for
 from .outside_loss import OutsideLoss, outside_loss
 from .plan_notes import notes_on
+from .returned import every_place, let_go, observes, places_let_go
 
 __all__ = ["capture_step", "lower_step", "lowered", "plan_step", "price_step"]
 
@@ -143,9 +145,31 @@ def plan_step(priced: Priced) -> Planned:
     device = memory_of(priced.lifted.graph, priced.captured.asked.target)
     agreed = agree(priced, device)
     if agreed is None:
-        return Planned(priced, _plan(priced, device))
+        return _planned_for_caller(priced, device)
     plan = agreed.plan(lambda: _plan(agreed.priced, agreed.memory(device)))
     return Planned(agreed.priced, plan, agreed.any_rank)
+
+
+def _planned_for_caller(priced: Priced, device: DeviceMemory) -> Planned:
+    """The plan for what the caller holds, as far as that is known.
+
+    Where nothing is known, and the budget can only be kept if nobody holds anything, it is planned so.
+    """
+    asked = priced.captured.asked
+    known = let_go(priced, places_let_go(asked, priced.captured))
+    try:
+        return Planned(known, _plan(known, device))
+    except BudgetTooSmall as error:
+        every = every_place(priced.captured)
+        size = sum(priced.lifted.graph.value[name].bytes for name in set(every.values()))
+        unsure = asked.released is None and asked.sketched is None and observes(asked.options)
+        if not unsure or asked.only_plan or error.smallest - size > error.budget:
+            raise
+        free = let_go(priced, every)
+        try:
+            return Planned(free, _plan(free, device), only_if_free=True)
+        except BudgetTooSmall:
+            raise error from None
 
 
 def _plan(priced: Priced, device: DeviceMemory) -> Plan:
