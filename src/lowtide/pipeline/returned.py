@@ -8,7 +8,8 @@ not swing. A budget that can only be kept where nobody holds the outputs is plan
 a backward is refused, before anything of it is computed, where somebody does.
 
 Limits: the eager executor, and steps of one graph that have no collectives; elsewhere outputs count as held.
-So do numbers, such as the loss, and outputs that both the backward and a loss outside of the step read.
+So do numbers, such as the loss, and all outputs where the loss is outside of the step: it may hold as much as
+they are for as long, as the result of `mse_loss` does (`outside_loss.py`).
 """
 
 from __future__ import annotations
@@ -59,18 +60,18 @@ def observes(options: Options) -> bool:
 
 def every_place(captured: Captured) -> dict[int, str]:
     """The values that a caller may let go of, by their places among the results of the forward."""
-    graph, trace = captured.lifted.graph, captured.trace
-    outside = any(_is_wide(node) for node in trace.expected)
-    read = {name for op in graph.ops if op.phase == "backward" for name in op.reads} if outside else set()
-    found = {}
-    for place, node in enumerate(trace.outputs):
-        name = captured.lifted.value_of.get(node, "") if isinstance(node, fx.Node) else ""
-        value = graph.value.get(name)
-        if value is None or value.kind != "output" or name in read:
-            continue
-        if isinstance(node.meta["val"], torch.Tensor) and _is_wide(captured.lifted.root_of[name]):
-            found[place] = name
-    return found
+    lifted, trace = captured.lifted, captured.trace
+    if any(map(_is_wide, trace.expected)):
+        return {}
+    names = {p: lifted.value_of.get(node, "") for p, node in enumerate(trace.outputs) if _is_tensor(node)}
+    outputs = {value.name for value in lifted.graph.values if value.kind == "output"}
+    return {
+        place: name for place, name in names.items() if name in outputs and _is_wide(lifted.root_of[name])
+    }
+
+
+def _is_tensor(node: Any) -> bool:
+    return isinstance(node, fx.Node) and isinstance(node.meta["val"], torch.Tensor)
 
 
 def _is_wide(node: fx.Node) -> bool:
@@ -96,10 +97,7 @@ def let_go(priced: Priced, places: Collection[int]) -> Priced:
     names = {name for place, name in every.items() if place in places} - held
     if not names:
         return priced
-    graph = priced.lifted.graph
-    outside = any(_is_wide(node) for node in priced.captured.trace.expected)
-    size = sum(graph.value[name].bytes for name in names) if outside else 0
-    return replace(priced, lifted=replace(priced.lifted, graph=letting_go(graph, names, at_boundary=size)))
+    return replace(priced, lifted=replace(priced.lifted, graph=letting_go(priced.lifted.graph, names)))
 
 
 @dataclass(frozen=True)
@@ -129,13 +127,14 @@ def _for_python() -> int:
 class Returned:
     """What a runner's calls return at places that its caller may let go of, and what its plan counts on.
 
-    `strict` says that the plan was never made for a caller who holds them.
+    `strict` says that the plan was never made for a caller who holds them, `asked_for` that it was to be so.
     """
 
     plan: Plan
     names: dict[int, str]
     planned: frozenset[int]
     strict: bool
+    asked_for: bool
     last: threading.local = field(default_factory=threading.local, repr=False)
     saved: dict[int, int] | None = None
 
@@ -166,11 +165,10 @@ class Returned:
 
     def begin_backward(self, results: Sequence[_Result], holds: Holds, caller: str) -> None:
         held = {result.place for result in results if result.is_held}
+        if unplanned := held & self.planned:
+            self.tell(unplanned, holds, caller)
         holds.held |= held
         holds.free |= {result.place for result in results} - held
-        unplanned = held & self.planned
-        if unplanned:
-            self.tell(unplanned, holds, caller)
 
     def tell(self, places: Collection[int], holds: Holds, caller: str) -> None:
         """Say what the plan did not count on; refuse to go on where it was told that it could."""
@@ -190,9 +188,11 @@ class Returned:
         if not holds.said:
             holds.said = True
             over = format_bytes(max(peak - self.plan.peak, 0))
+            then = "" if self.asked_for else ". They count as held from the next call on"
+            why = "it was told so" if self.asked_for else "nobody held them before"
             log.warning(
-                f"{what}, and the plan counted on their being let go of, as before: this step takes up to "
-                f"{over} more than planned. They count as held from the next call on"
+                f"{what}, and the plan counts on their being let go of, since {why}: this step takes up to "
+                f"{over} more than planned{then}"
             )
 
 
@@ -204,8 +204,8 @@ def returned_by(planned: Planned) -> Returned | None:
     places = frozenset(place for place, name in names.items() if name in gone)
     if not names or not (places or observes(captured.asked.options)) or planned.any_rank is not bool:
         return None
-    strict = planned.only_if_free or not observes(captured.asked.options)
-    return Returned(planned.plan, names, places, strict)
+    asked_for = not observes(captured.asked.options)
+    return Returned(planned.plan, names, places, planned.only_if_free or asked_for, asked_for)
 
 
 def _where(graph: Graph, names: Collection[str]) -> str:

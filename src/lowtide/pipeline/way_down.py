@@ -168,7 +168,8 @@ def _planned_for_caller(priced: Priced, device: DeviceMemory) -> Planned:
         free = let_go(priced, every)
         try:
             return Planned(free, _plan(free, device), only_if_free=True)
-        except BudgetTooSmall:
+        except BudgetTooSmall as other:
+            error.add_note(f"where nobody holds what the step returns, it is {other.smallest} bytes")
             raise error from None
 
 

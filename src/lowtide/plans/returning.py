@@ -23,11 +23,8 @@ RETURNED = "returned"
 """The output of no bytes that `return` writes, so that it runs in the forward."""
 
 
-def letting_go(graph: Graph, names: Collection[str], *, at_boundary: int = 0) -> Graph:
-    """The graph in which the caller holds these outputs no longer than until the backward begins.
-
-    `at_boundary` are the bytes of them that it still holds when the gradients of outputs come, for a loss
-    outside of the step.
+def letting_go(graph: Graph, names: Collection[str]) -> Graph:
+    """The graph in which the caller lets go of these outputs as soon as the step has returned.
 
     >>> from lowtide import Graph, Op, Value
     >>> values = Value("x", 4, "input"), Value("y", 4, "output"), Value("loss", 1, "output")
@@ -43,7 +40,6 @@ def letting_go(graph: Graph, names: Collection[str], *, at_boundary: int = 0) ->
     return graph.replace(
         ops=(*graph.ops[: last + 1], op, *graph.ops[last + 1 :]),
         values=(*values, Value(RETURNED, 0, "output")),
-        boundary=graph.boundary + at_boundary,
     )
 
 
