@@ -18,6 +18,7 @@ _CHOICES = {
     "executor": ("eager", "inductor"),
     "prices": ("measured", "roofline"),
     "differentiate": ("auto", "all"),
+    "outputs": ("auto", "held", "free"),
 }
 
 
@@ -35,7 +36,11 @@ class Options:
       or a list.
     - `outside`: bytes that the caller holds between forward and backward besides the outputs: a loss computed
       outside of the step. "auto" sets aside twice what the differentiated outputs take, which is what
-      cross-entropy needs; nothing where the loss is inside.
+      cross-entropy needs, under autocast in single precision; nothing where the loss is inside.
+    - `outputs`: who holds what the step returns while its backward runs. "auto" counts it as held, looks when
+      the first backward begins, and plans for what the caller does from the next call on; "held" counts it
+      to the end; "free" counts on nobody holding it, and refuses a backward where somebody does and that does
+      not fit. For the eager executor; elsewhere it counts as held.
     - `allow_breaks`: plan the pieces of a step that is not one graph, each by itself.
     - `plan`: a plan to follow instead of making one. It must keep to the budget, or without one to its own.
     - `max_plans`: how many shapes to keep plans for.
@@ -51,6 +56,7 @@ class Options:
     differentiate: str = "auto"
     optimizer: Any = None
     outside: int | str = "auto"
+    outputs: str = "auto"
     allow_breaks: bool = False
     plan: Plan | None = None
     max_plans: int = 16
@@ -82,6 +88,11 @@ class Options:
                 raise LowtideError(f'outside={self.outside!r} must be a number of bytes or "auto"')
             object.__setattr__(self, "outside", outside)
         self._check_optimizers()
+        if self.outputs == "free" and (self.executor != "eager" or self.allow_breaks):
+            raise LowtideError(
+                'outputs="free" is for the eager executor and steps of one graph; leave it out: with '
+                'executor="inductor" or allow_breaks=True what a step returns counts as held'
+            )
         if not isinstance(self.allow_breaks, bool):
             raise LowtideError(f"allow_breaks={self.allow_breaks!r} must be True or False")
         if not isinstance(self.max_plans, int) or isinstance(self.max_plans, bool) or self.max_plans < 1:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import fx
 
@@ -49,9 +49,11 @@ class Asked:
     """What is asked for, and what is known of a step before it is captured.
 
     `target` names an absent device to plan for; `only_plan` stops before anything runs. `autocast` is the
-    state that the backward is traced for, `beside` the bytes that are set aside for calls in flight,
-    `headroom` bytes of the budget that an earlier round showed to be needed besides the plan, and `sketched`
-    what an earlier round chose. `attempt` is what all ranks of a process group call this planning.
+    state that the backward is traced for, `called_in` the one around the call. `beside` are the bytes that
+    are set aside for calls in flight, `headroom` bytes of the budget that an earlier round showed to be
+    needed besides the plan, and `sketched` what an earlier round chose. `released` are the places of results
+    that the caller was seen to let go of, None where nothing is known of that. `attempt` is what all ranks of
+    a process group call this planning.
     """
 
     options: Options
@@ -59,9 +61,11 @@ class Asked:
     target: str | None = None
     only_plan: bool = False
     autocast: State = ()
+    called_in: State = ()
     beside: int = 0
     headroom: int = 0
     sketched: Sketched | None = None
+    released: frozenset[int] | None = None
     attempt: str = ""
 
     def __repr__(self) -> str:
@@ -138,11 +142,15 @@ class Priced:
 
 @dataclass(frozen=True, repr=False)
 class Planned:
-    """A step with the plan that it will follow; `any_rank` asks all that do whether something is so."""
+    """A step with the plan that it will follow; `any_rank` asks all that do whether something is so.
+
+    `only_if_free` says that there is none for a caller who holds what the step returns.
+    """
 
     priced: Priced
     plan: Plan
     any_rank: Callable[[bool], bool] = bool
+    only_if_free: bool = False
 
     def __repr__(self) -> str:
         budget = "no budget" if self.plan.budget is None else f"under {format_bytes(self.plan.budget)}"
@@ -172,18 +180,25 @@ class Lowered:
         """The stage of the capture that it comes from."""
         return self.planned.priced.captured
 
-    def runner(self, run: Callable[..., Any], plan: Plan, renew: Renew) -> Runner:
+    def runner(self, run: Callable[..., Any], plan: Plan, returned: LooksAtResults | None = None) -> Runner:
         """The last stage, without the graphs: they are not needed once their functions are made."""
         return Runner(
             run,
             plan,
             self.captured.asked.inputs,
+            returned=returned,
             counted=self.planned.priced.counted,
             watch=self.watch,
             groups=self.groups,
             casts_inside=self.captured.casts_inside,
-            renew=renew,
         )
+
+
+class LooksAtResults(Protocol):
+    """Looks at what the last call returned, when autograd calls the backward of that call."""
+
+    def look(self, node: Any, holds: Any, caller: str) -> None:
+        """Register for autograd's node; what is found goes to what is known of the caller."""
 
 
 def _as_it_is(args: Sequence[Any]) -> Runner | None:
@@ -194,13 +209,15 @@ def _as_it_is(args: Sequence[Any]) -> Runner | None:
 class Runner:
     """The function of a step and what is looked at around its calls.
 
-    `plan` is None where no gradient passes. `renew` is asked before each call for the runner of another
-    round, where the calls before have shown that there must be one; else it gives None.
+    `plan` is None where no gradient passes. `returned` looks at who holds what a call has returned. `renew`
+    is asked before each call for the runner of another round, where the calls before have shown that there
+    must be one; else it gives None.
     """
 
     run: Callable[..., Any]
     plan: Plan | None
     inputs: StepInputs
+    returned: LooksAtResults | None = None
     counted: Mapping[Any, int] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     groups: Groups = ()

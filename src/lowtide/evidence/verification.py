@@ -166,8 +166,9 @@ def verify(
     """Run a training step with and without a cap and compare them bit by bit.
 
     `loss` turns the model's output into what backward is called on; without it the scalar outputs are used,
-    or all outputs with made-up gradients where there is no scalar. Of a plain function, the modules that it
-    holds in its closure, its globals or as its owner are compared and put back.
+    or all outputs with made-up gradients where there is no scalar. The outputs are held while the backward
+    runs, unless `outputs="free"` asks for a step that lets go of them. Of a plain function, the modules that
+    it holds in its closure, its globals or as its owner are compared and put back.
 
     >>> import lowtide, torch
     >>> print(lowtide.verify(torch.nn.Linear(4, 4), torch.ones(2, 4), budget="min"))
@@ -182,7 +183,7 @@ def verify(
             "lowtide.uncap(model) first, and lowtide.cap it again afterwards"
         )
     refuse_lazy(module for _, module in modules_of(model))
-    trial = Trial(model, batch, kwargs or {}, loss)
+    trial = Trial(model, batch, kwargs or {}, loss, lets_go=options.get("outputs") == "free")
     trial.resident = present_state(options.get("optimizer"), trial.parameters.values())
     try:
         # The capped steps come first, on the model as it is handed over: its first call may do things that

@@ -79,6 +79,7 @@ class _Lowering:
         self.side = _Side()
         self.runs: Counter[str] = Counter()
         self.total = Counter(step.op for step in schedule.steps if isinstance(step, Run))
+        self.outputs: list[Any] | None = None
 
     @property
     def graph(self) -> Graph:
@@ -89,7 +90,7 @@ class _Lowering:
             self.place(primal)
         self.write(self.schedule.forward)
         forward = self.side
-        outputs = [self.result(node) for node in self.trace.outputs]
+        outputs = self.outputs or self.returned()
         saved, states = self.saved()
         opaque = self.opaque()
         kept = [self.find(node) for node in saved] + [forward.state[op] for op in states]
@@ -117,10 +118,16 @@ class _Lowering:
         for index, step in enumerate(steps):
             if isinstance(step, Drop):
                 self.forget(step.value)
+            elif self.graph.op[step.op].returns:
+                self.outputs = self.returned()
             elif not is_handing(self.lifted.node_of[step.op]):
                 self.run(step.op)
             if after is not None:
                 after(index)
+
+    def returned(self) -> list[Any]:
+        """What the forward returns to its caller; it may be dropped right after."""
+        return [self.result(node) for node in self.trace.outputs]
 
     def hand_over(self, handing: Handing, index: int) -> None:
         """Hand over the gradients for which the time has come after a step of the backward."""

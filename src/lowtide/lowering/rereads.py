@@ -19,7 +19,7 @@ def read_otherwise(trace: Trace, lifted: Lifted, schedule: Schedule) -> set[fx.N
     ran: set[str] = set()
     for steps, late in ((schedule.forward, False), (schedule.backward, True)):
         for step in steps:
-            if isinstance(step, Run):
+            if isinstance(step, Run) and not lifted.graph.op[step.op].returns:
                 if _moved(lifted, step.op, late=late):
                     values.update(_reads(lifted, step.op, again=step.op in ran))
                 ran.add(step.op)

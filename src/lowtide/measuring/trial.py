@@ -23,11 +23,15 @@ Steps = list[dict[str, Any]]
 
 
 class Trial:
-    """A step that can be run from the same state again and again."""
+    """A step that can be run from the same state again and again.
 
-    def __init__(self, model: Any, batch: Any, kwargs: Any, loss: Any) -> None:
+    One that `lets_go` does not hold what the model returned while its backward runs.
+    """
+
+    def __init__(self, model: Any, batch: Any, kwargs: Any, loss: Any, *, lets_go: bool = False) -> None:
         self.inputs = (batch, kwargs)
         self.loss = loss
+        self.lets_go = lets_go
         modules = modules_of(model)
         self.parameters = {f"{at}{n}": p for at, module in modules for n, p in module.named_parameters()}
         self.buffers = [
@@ -99,6 +103,8 @@ class Trial:
             with in_state(self.autocast):
                 output = model(*batch, **kwargs)
                 ends = self.ends(output)
+            if self.lets_go:
+                output = _host_copies(output)
             holder.append(output)
             torch.autograd.backward(*ends)
 
@@ -205,6 +211,12 @@ class _MadeUpLoss(torch.autograd.Function):
 def _bits(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """A copy on the host: what is kept for comparing must not count on the device."""
     return None if tensor is None else tensor.detach().to("cpu", copy=True)
+
+
+def _host_copies(output: Any) -> list[torch.Tensor | None]:
+    """What is compared of an output, which can be let go of then; the copies are not measured."""
+    with private("without_modes")():
+        return [_bits(tensor) for tensor in _tensors(output)]
 
 
 def _random_state() -> dict[str, torch.Tensor]:

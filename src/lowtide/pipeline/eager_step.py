@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
-from .._torch import private
+from .._torch import boxed, private
 from ..capture.joint_graph import through_aot
 from ..capture.known_kernels import learn
 from ..capture.lift import module_path, source_line, target_name
 from ..console.log import log, say_plan
+from ..errors import BudgetTooSmall
 from ..plans.planned_step import Plan
 from ..prices.measured import Kernels
 from ..run.backward import Backward
@@ -22,20 +23,26 @@ from ..run.eager import compile_graph
 from ..run.first_run import Misfits, checked
 from ..stages import Asked, Lowered, Planned, Runner
 from ..units import format_bytes
+from .other_holds import OtherHolds, other_holds
+from .returned import Holds, Returned, returned_by
 from .way_down import lowered
 
 __all__ = ["eager_runner"]
 
 
-def eager_runner(asked: Asked, module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
-    """The runner of a step, op by op."""
+def eager_runner(
+    asked: Asked, module: fx.GraphModule, inputs: Sequence[Any], holds: Holds | None = None
+) -> Runner:
+    """The runner of a step, op by op; `holds` is what is known of who holds its results."""
     halves = _Halves(asked)
     run = through_aot(module, inputs, halves, asked.autocast)
     stage, halves.stage = halves.stage, None  # AOTAutograd keeps the halves, and need not keep the graphs
     if stage is None:
         return Runner(run, None, asked.inputs)
-    plan = stage.planned.plan
-    return stage.runner(run, plan, _SecondPlan(asked, module, stage.planned, halves.misfits))
+    runner = stage.runner(run, stage.planned.plan, halves.returned)
+    holds = holds or Holds()
+    other = other_holds(holds, halves.returned, runner, stage.planned)
+    return replace(runner, renew=_SecondPlan(asked, module, holds, stage.planned, halves.misfits, other))
 
 
 class _Halves:
@@ -48,6 +55,8 @@ class _Halves:
         self.expected: tuple[bool, ...] = ()
         self.pauses = False
         self.misfits: Misfits | None = None
+        self.returned: Returned | None = None
+        self.outputs = 0
 
     def partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
@@ -56,11 +65,13 @@ class _Halves:
         self.constants, self.expected = self.stage.captured.constants, self.stage.captured.expected
         self.pauses = bool(self.stage.groups)
         self.misfits = Misfits.on(self.stage.captured.trace.device)
+        self.returned, self.outputs = returned_by(self.stage.planned), num_fwd_outputs
         return self.stage.forward, self.stage.backward
 
     def forward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
         assert self.misfits is not None
-        return checked(self.with_constants(module), "forward", self.misfits)
+        run = checked(self.with_constants(module), "forward", self.misfits)
+        return run if self.returned is None else boxed(self.returned.noting(run, self.outputs))
 
     def backward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
         assert self.misfits is not None
@@ -87,10 +98,41 @@ class _SecondPlan:
 
     asked: Asked
     module: fx.GraphModule
+    holds: Holds
     planned: Planned | None
     misfits: Misfits | None
+    other: OtherHolds | None
 
     def __call__(self, args: Sequence[Any]) -> Runner | None:
+        return self.with_real_strides(args) or self.with_other_holds(args)
+
+    def with_other_holds(self, args: Sequence[Any]) -> Runner | None:
+        """The runner of a plan for what the caller was seen to hold."""
+        other = self.other
+        if other is None or not other.found():
+            return None
+        plan = other.prediction()
+        if plan is not None:
+            return other.with_prediction(plan, self)
+        self.other = None
+        try:
+            return self.again(args) if other.pays() else None
+        except BudgetTooSmall:
+            if other.must():
+                raise
+            return None
+
+    def again(self, args: Sequence[Any]) -> Runner:
+        """The runner of a step that is captured and planned anew."""
+        asked = replace(self.asked, released=self.holds.released)
+        with private("without_modes")():
+            runner = eager_runner(asked, self.module, args, self.holds)
+        if runner.plan is not None:
+            say_plan(runner.plan)
+        return runner
+
+    def with_real_strides(self, args: Sequence[Any]) -> Runner | None:
+        """The runner of a plan for the strides that the first run met."""
         found, planned = self.misfits, self.planned
         if found is None or planned is None:
             return None
@@ -106,12 +148,7 @@ class _SecondPlan:
         over = found.tracker.peak + plan.graph.fixed_bytes - plan.peak
         if over > 0 and found.first is not None:
             _say(found, plan, over, again=again)
-        if not again:
-            return None
-        with private("without_modes")():
-            runner = eager_runner(self.asked, self.module, args)
-        say_plan(runner.plan or plan)
-        return runner
+        return self.again(args) if again else None
 
 
 def _say(found: Misfits, plan: Plan, over: int, *, again: bool) -> None:

@@ -20,6 +20,7 @@ from ..errors import UnsupportedBackward
 from ..plans.planned_step import Plan
 from ..torch_state.autocast_state import State, present_state
 from ..units import format_bytes
+from .returned import Holds
 
 __all__ = ["BAND", "Call", "Caller", "held_beside", "keep_account", "refuse_if_over", "some_plan", "too_many"]
 
@@ -34,13 +35,14 @@ class Caller:
 
     `beside` are the bytes that calls in flight held when it was last planned beside some. `number` tells
     callers of one name apart, and `attempts` counts how often it was planned: the same on ranks that do the
-    same.
+    same. `holds` is what is known of who holds the results of its calls.
     """
 
     name: str = "this step"
     autocast: State = ()
     beside: int = 0
     said: set[State] = field(default_factory=set)
+    holds: Holds = field(default_factory=Holds)
     number: int = field(init=False, default=0)
     attempts: int = 0
 

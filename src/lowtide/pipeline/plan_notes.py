@@ -13,6 +13,7 @@ from ..plans.planned_step import Plan
 from ..plans.simulator import simulate
 from ..stages import Asked
 from ..units import format_bytes
+from .returned import observes
 
 __all__ = ["notes_on", "notes_on_ranks"]
 
@@ -23,10 +24,7 @@ WORTH_A_WORD = 0.05
 def notes_on(trace: Trace, graph: Graph, asked: Asked) -> Iterator[str]:
     """The notes of a plan for a captured step."""
     if (size := _returned_beside_loss(trace, graph)) > 0:
-        yield (
-            f"the model returns {format_bytes(size)} beside its loss, which count as held until the backward "
-            "ends; cap a function that returns the loss alone, and the plan can use them"
-        )
+        yield f"the model returns {format_bytes(size)} beside its loss, which count as held {_until(asked)}"
     if "loss" in graph.fixed:
         yield (
             "the loss is computed outside of the captured step: the prediction sets bytes aside for it "
@@ -58,6 +56,15 @@ def notes_on_ranks(plan: Plan, ranks: int, target: str | None) -> Iterator[str]:
             f"checkpointing every block, parameters gathered again: peak {format_bytes(by_hand.peak)}, "
             f"{by_hand.extra:+.1%} time on the same simulator"
         )
+
+
+def _until(asked: Asked) -> str:
+    """How long outputs count as held where they do, and what would change it."""
+    if asked.only_plan and not asked.compiled:
+        return 'until the backward ends; outputs="free" plans for a caller who lets go of them before it'
+    if observes(asked.options):
+        return "until the first backward shows who holds them"
+    return "until the backward ends; cap a function that returns the loss alone, and the plan can use them"
 
 
 def _returned_beside_loss(trace: Trace, graph: Graph) -> int:

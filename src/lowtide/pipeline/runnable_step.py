@@ -20,6 +20,7 @@ from ..options import limit
 from ..plans.planned_step import Plan
 from ..run.handing import Departures
 from ..stages import Asked, Runner
+from ..torch_state.autocast_state import present_state
 from .eager_step import eager_runner
 from .in_flight import Call, Caller, keep_account, refuse_if_over
 from .optimizer_steps import seen_for
@@ -33,18 +34,23 @@ def runnable(asked: Asked, caller: Caller, module: fx.GraphModule, inputs: Seque
     conditions = cut_conditions(module)
     if not torch.is_grad_enabled():
         return RunnableStep(asked, caller, Runner(module.forward, None, asked.inputs), conditions)
-    asked = replace(asked, inputs=StepInputs.of(module, inputs, conditions.places if conditions else ()))
+    asked = replace(
+        asked,
+        inputs=StepInputs.of(module, inputs, conditions.places if conditions else ()),
+        called_in=present_state(),
+        released=caller.holds.released,
+    )
     mark_regions(module.graph)
-    return RunnableStep(asked, caller, _first_runner(asked, module, inputs), conditions)
+    return RunnableStep(asked, caller, _first_runner(asked, caller, module, inputs), conditions)
 
 
-def _first_runner(asked: Asked, module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
+def _first_runner(asked: Asked, caller: Caller, module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
     if asked.compiled:
         from ..run.inductor.step import compiled_runner  # Inductor takes a second to import
 
         return compiled_runner(asked, module, inputs, lowered)
     lay_out_calls(module)
-    return eager_runner(asked, module, inputs)
+    return eager_runner(asked, module, inputs, caller.holds)
 
 
 @dataclass
@@ -91,6 +97,8 @@ class RunnableStep:
         check = self.runner.watch.after_forward(args)
         if check is not None:
             node.register_prehook(check)
+        if self.runner.returned is not None:
+            self.runner.returned.look(node, self.caller.holds, self.caller.name)
         options, plan = self.asked.options, self.plan
         if plan is not None and not options.allow_breaks:  # the parts of a broken call are one call
             keep_account(node, Call(self.caller, plan, self.asked.autocast, limit(options, plan)))

@@ -19,10 +19,10 @@ from ..capture.lift import lift
 from ..capture.torch_errors import OnlyPlanned
 from ..capture.trace import Manner, device_of, make_trace
 from ..capture.untouched import with_tangents_that_come, without_untouched
-from ..devices.allocator import rounded
 from ..devices.baseline import State, fixed_bands, states
 from ..devices.memory import DeviceMemory, memory_of
 from ..devices.table import find_device
+from ..errors import BudgetTooSmall
 from ..fusion.fused_graph import fuse
 from ..lowering.changed_inputs import Watch, Watched
 from ..lowering.lower import lower
@@ -30,7 +30,6 @@ from ..lowering.rereads import read_otherwise
 from ..planner.budgets import resolve
 from ..planner.follow import follow, refuse_if_too_large
 from ..planner.under_budget import plan_graph, uncapped_peak
-from ..plans.graph import Graph
 from ..plans.planned_step import Plan
 from ..prices.measured import Kernels
 from ..prices.pricing import price
@@ -43,12 +42,11 @@ from ..stages import Asked, Captured, Lowered, Planned, Priced
 from ..torch_state.autocast_state import under_autocast
 from .in_flight import BAND
 from .optimizer_steps import seen, seen_for
+from .outside_loss import OutsideLoss, outside_loss
 from .plan_notes import notes_on
+from .returned import every_place, let_go, observes, places_let_go
 
 __all__ = ["capture_step", "lower_step", "lowered", "plan_step", "price_step"]
-
-_NUMBER = 4
-"""Bytes of a loss in single precision."""
 
 
 def lowered(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> Lowered:
@@ -118,21 +116,19 @@ def price_step(captured: Captured) -> Priced:
         _warm_up(device)
     others = [optimizer for _, optimizer in seen_for(asked.inputs.trained, device)] if present else []
     counted = states(asked.options.optimizer, others, device)
-    outside = _outside(captured, lifted.graph)
+    outside = outside_loss(asked, captured.trace, lifted.graph)
     bands = {
         **fixed_bands(lifted.graph, device, counted, present=present, in_flight=asked.beside),
         **_bands(captured, outside),
     }
-    graph = lifted.graph.replace(fixed=bands, boundary=outside)
+    graph = lifted.graph.replace(fixed=bands, boundary=outside.boundary)
     return Priced(captured, replace(lifted, graph=graph), _by_optimizer(counted))
 
 
-def _bands(captured: Captured, outside: int) -> dict[str, int]:
+def _bands(captured: Captured, outside: OutsideLoss) -> dict[str, int]:
     """Bytes beside the step that the way it is called brings along."""
     asked, device = captured.asked, captured.trace.device
-    found = {BAND: asked.beside}
-    if outside and isinstance(asked.options.outside, str):
-        found["loss"] = 2 * rounded(_NUMBER, device)  # itself and its gradient, until the backward ends
+    found = {BAND: asked.beside, "loss": outside.all_along}
     if asked.compiled and asked.inputs.accumulating and device.type == "cpu":
         found["present gradients"] = sum(asked.inputs.present_gradients())  # autograd adds to them
     elif asked.inputs.wrapped and device.type == "cpu":  # and to DTensors in any case
@@ -144,27 +140,37 @@ def _by_optimizer(counted: list[State]) -> dict[object, int]:
     return {seen(state.optimizer): state.held + state.coming for state in counted}
 
 
-def _outside(captured: Captured, graph: Graph) -> int:
-    """Bytes for a loss outside of the step: as asked, or what cross-entropy over the outputs needs."""
-    options = captured.asked.options
-    if not isinstance(options.outside, str):
-        return options.outside
-    gradients = {node.name: node.meta["val"] for node in captured.trace.expected}
-    wide = {
-        name for name, value in gradients.items() if isinstance(value, torch.Tensor) and value.numel() > 1
-    }
-    held = sum(v.bytes for v in graph.values if v.kind == "tangent" and v.name in wide)
-    return 0 if options.allow_breaks else 2 * held
-
-
 def plan_step(priced: Priced) -> Planned:
     """The plan under the budget, or the one that was handed in; with collectives, the same on all ranks."""
     device = memory_of(priced.lifted.graph, priced.captured.asked.target)
     agreed = agree(priced, device)
     if agreed is None:
-        return Planned(priced, _plan(priced, device))
+        return _planned_for_caller(priced, device)
     plan = agreed.plan(lambda: _plan(agreed.priced, agreed.memory(device)))
     return Planned(agreed.priced, plan, agreed.any_rank)
+
+
+def _planned_for_caller(priced: Priced, device: DeviceMemory) -> Planned:
+    """The plan for what the caller holds, as far as that is known.
+
+    Where nothing is known, and the budget can only be kept if nobody holds anything, it is planned so.
+    """
+    asked = priced.captured.asked
+    known = let_go(priced, places_let_go(asked, priced.captured))
+    try:
+        return Planned(known, _plan(known, device))
+    except BudgetTooSmall as error:
+        every = every_place(priced.captured)
+        size = sum(priced.lifted.graph.value[name].bytes for name in set(every.values()))
+        unsure = asked.released is None and asked.sketched is None and observes(asked.options)
+        if not unsure or asked.only_plan or error.smallest - size > error.budget:
+            raise
+        free = let_go(priced, every)
+        try:
+            return Planned(free, _plan(free, device), only_if_free=True)
+        except BudgetTooSmall as other:
+            error.add_note(f"where nobody holds what the step returns, it is {other.smallest} bytes")
+            raise error from None
 
 
 def _plan(priced: Priced, device: DeviceMemory) -> Plan:

@@ -201,12 +201,24 @@ class _Judge:
     def cross(self) -> Iterator[Event]:
         """The end of the forward: the tangents come."""
         self.need("output", "at the end of the forward", self.boundary)
+        self.need_return_last()
         for value in self.graph.values:
             if value.kind == "tangent":
                 self.there.add(value.name)
                 yield Allocate(value.name, value.bytes, self.boundary, GIVEN)
         self.in_backward = True
         yield Boundary(self.graph.boundary, self.boundary)
+
+    def need_return_last(self) -> None:
+        """Refuse to run anything in the forward once the step has returned what it returns."""
+        returning = self.graph.returning
+        if returning is None:
+            return
+        steps = enumerate(self.schedule.forward)
+        runs = [(index, step.op) for index, step in steps if isinstance(step, Run)]
+        if runs and runs[-1][1] != returning.name:
+            index, op = runs[-1]
+            self.refuse(f"runs {op!r} after {returning.name!r}, where the forward ends", index)
 
     def finish(self, step: int) -> None:
         """Refuse a schedule that has left something out."""

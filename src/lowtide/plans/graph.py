@@ -13,7 +13,9 @@ rounds them. What each kind of value means to a schedule:
 | `output` | an op that writes it, in the forward | the end of the step: the caller holds it |
 | `gradient` | an op that writes it | the end of the step: it is what the step is for |
 
-A value with `held` set is held by somebody else as well and may never be dropped, whatever its kind.
+A value with `held` set is held by somebody else as well and may never be dropped, whatever its kind. An
+output that the caller lets go of before the backward is an `activation` that a pinned op with the target
+`return` reads, after which nothing of the forward runs (`returning.py`).
 `docs/graph-format.md` documents the JSON form, which can be written by hand.
 """
 
@@ -32,6 +34,9 @@ from ..units import format_bytes, format_seconds
 from . import json_format
 
 __all__ = ["Graph", "Op", "Value"]
+
+RETURN = "return"
+"""The target of the op after which the step returns to its caller: `Op.returns`."""
 
 FORMAT_VERSION = 1
 MOST_BITS = 60
@@ -109,6 +114,11 @@ class Op:
         """The op by the names its user knows: module path and source line, else its own name."""
         return ", ".join(part for part in (self.module, self.source) if part) or self.name
 
+    @property
+    def returns(self) -> bool:
+        """Whether the step returns to its caller after this op: the last of the forward."""
+        return self.target == RETURN and self.kind == "pinned" and self.phase == "forward"
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -170,6 +180,11 @@ class Graph:
     def writer(self) -> dict[str, Op]:
         """The op that writes each value; given values and tangents have none."""
         return {name: op for op in self.ops for name in op.writes}
+
+    @cached_property
+    def returning(self) -> Op | None:
+        """The op after which the step returns to its caller, where it has one."""
+        return next((op for op in self.ops if op.returns), None)
 
     @cached_property
     def fingerprint(self) -> str:

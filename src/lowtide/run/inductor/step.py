@@ -78,7 +78,8 @@ def compiled_runner(asked: Asked, module: fx.GraphModule, inputs: Sequence[Any],
         if plan.budget is None or plan.peak <= plan.budget:
             first = attempt.first_step
             first.plan = plan
-            return stage.runner(first.watching(run), plan, _SecondCompile(asked, module, lower, first))
+            runner = stage.runner(first.watching(run), plan)
+            return replace(runner, renew=_SecondCompile(asked, module, lower, first))
         if asked.options.plan is not None:
             raise plan_too_large(plan, asked.options.budget)
         smallest = plan if smallest is None or plan.peak < smallest.peak else smallest

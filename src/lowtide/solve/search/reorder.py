@@ -67,6 +67,8 @@ class _Scheduler:
         if op.kind != "pure":
             fixed = (i for i in range(index - 1, -1, -1) if self.ops[i].kind != "pure")
             needs.update(i for i in (next(fixed, None),) if i is not None)
+        if op.returns:  # the last of the forward
+            needs.update(range(index))
         return needs
 
     def run(self) -> tuple[list[str], list[str]]:
