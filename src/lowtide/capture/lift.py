@@ -23,6 +23,7 @@ from ..errors import GraphBreak
 from ..plans.graph import Graph, Op, OpKind, Value, ValueKind
 from ..torch_state.random_state import state_size
 from .fx_nodes import feeding, has_effect, is_item, storage_of, tensors_of
+from .in_place import InPlace
 from .rewrites.accumulate import is_accumulation
 from .rewrites.batchnorm import UPDATES_STATISTICS
 from .rewrites.channels_last_inputs import is_channels_last_copy
@@ -38,7 +39,8 @@ class Lifted:
     """A graph and the way back: the fx node of each op and the node that first stands for each value.
 
     Where ops are fused, `inside` are further nodes that an op computes on the way, `traffic` is what a loop
-    moves in bytes, and `kept` are the loops whose result must be in memory for the plan to hold.
+    moves in bytes, and `kept` are the loops whose result must be in memory for the plan to hold. Where they
+    run one by one, `in_place` is how an op overwrites each of the values that it takes.
     """
 
     graph: Graph
@@ -48,6 +50,7 @@ class Lifted:
     inside: dict[str, tuple[fx.Node, ...]] = field(default_factory=dict)
     traffic: dict[str, int] = field(default_factory=dict)
     kept: frozenset[str] = frozenset()
+    in_place: dict[str, dict[str, InPlace]] = field(default_factory=dict)
 
 
 def lift(trace: Trace, target: Device | None = None) -> Lifted:

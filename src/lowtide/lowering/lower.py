@@ -2,9 +2,10 @@
 
 Each run of an op becomes a copy of its node, in the schedule's order; views are made anew where they are
 needed, so that a value is exactly as long alive as the schedule says when every node is freed after its
-last use. What is alive between the two lists is handed over as saved tensors: the value itself where the
-step made it, the parameter or input where it was given. A random op that is recomputed is preceded by a node
-that takes the random state, and its later runs restore it.
+last use. A run that takes a value is marked with how it overwrites it (`IN_PLACE`), for an executor to do so;
+its target stays the one that makes a new tensor. What is alive between the two lists is handed over as saved
+tensors: the value itself where the step made it, the parameter or input where it was given. A random op that
+is recomputed is preceded by a node that takes the random state, and its later runs restore it.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ import torch
 from torch import fx
 
 from ..capture.fx_nodes import is_item, tensors_of
+from ..capture.in_place import IN_PLACE, InPlace
 from ..capture.lift import Lifted
 from ..capture.rewrites.batchnorm import RECOMPUTED_BY, recomputed_args
 from ..capture.rewrites.dropout import RANDOM
 from ..capture.rewrites.handing import hand_over, is_handing
 from ..capture.trace import Trace
+from ..plans.events import taken_by
 from ..plans.graph import Graph
-from ..plans.schedule import Drop, Run, Schedule
+from ..plans.schedule import Drop, Run, Schedule, Step
 from ..torch_state import random_state
 from .hand_over import Groups, Handing
 
@@ -114,14 +117,14 @@ class _Lowering:
     def module(self, graph: fx.Graph) -> fx.GraphModule:
         return fx.GraphModule(self.trace.module, graph)
 
-    def write(self, steps: tuple[Run | Drop, ...], *, after: Callable[[int], None] | None = None) -> None:
+    def write(self, steps: tuple[Step, ...], *, after: Callable[[int], None] | None = None) -> None:
         for index, step in enumerate(steps):
             if isinstance(step, Drop):
                 self.forget(step.value)
             elif self.graph.op[step.op].returns:
                 self.outputs = self.returned()
             elif not is_handing(self.lifted.node_of[step.op]):
-                self.run(step.op)
+                self.run(step.op, self.in_place(steps, index))
             if after is not None:
                 after(index)
 
@@ -135,7 +138,15 @@ class _Lowering:
             found = [self.find(gradient) for gradient in gradients]
             self.side.graph.call_function(hand_over, (places, found))
 
-    def run(self, op: str) -> None:
+    def in_place(self, steps: tuple[Step, ...], index: int) -> InPlace | None:
+        """How a run overwrites the value that it takes, if it takes one."""
+        op = self.graph.op[steps[index].op]  # type: ignore[union-attr]  # a run
+        if op.name not in self.lifted.in_place or not self.schedule.in_place:
+            return None
+        taken = taken_by(op, steps, index)
+        return None if taken is None else self.lifted.in_place[op.name][taken]
+
+    def run(self, op: str, in_place: InPlace | None) -> None:
         """A copy of the op's node; copies of values that are alive already are not taken up."""
         origin = self.lifted.node_of[op]
         self.runs[op] += 1
@@ -143,7 +154,7 @@ class _Lowering:
         node = self.call(op, origin)
         # The next op computes its own copies: shared ones would stay alive between the two.
         self.side.inside.clear()
-        node.meta = dict(origin.meta)
+        node.meta = dict(origin.meta) if in_place is None else {**origin.meta, IN_PLACE: in_place}
         items = [user for user in origin.users if is_item(user)]
         # A value that is still there was not dropped; the first copy stays the one that readers see.
         if not items and origin not in self.side.node:

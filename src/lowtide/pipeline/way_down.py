@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from .._torch import frees_tangents, private
+from ..capture.in_place import with_places
 from ..capture.known_kernels import KnownKernels
 from ..capture.lift import lift
 from ..capture.torch_errors import OnlyPlanned
@@ -83,6 +84,8 @@ def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> C
     trace = make_trace(joint, asked.inputs, manner, forward_outputs=forward_outputs)
     asked.inputs.widen(trace.primals)
     lifted = lift(trace, target)
+    if not asked.compiled:  # a compiler decides itself what it overwrites
+        lifted = with_places(lifted, target.type if target else trace.device.type)
     graph = with_tangents_that_come(lifted.graph, trace)
     # before torch 2.13 compiled code checks the sizes of all of its arguments, and so touches them
     passed_over = not asked.compiled or frees_tangents()

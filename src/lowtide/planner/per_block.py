@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ..errors import LowtideError
 from ..plans.graph import Graph
@@ -49,7 +50,7 @@ def per_block_schedule(graph: Graph, *, pattern: str | None = None) -> Schedule 
             order.extend(_again(graph, blocks[block], needed) if block not in done else ())
             done.add(block)
         order.append(name)
-    return with_drops(graph, forward, order)
+    return replace(with_drops(graph, forward, order), in_place=graph.plain_in_place)
 
 
 def find_blocks(graph: Graph, *, pattern: str | None = None) -> dict[str, list[str]]:

@@ -9,7 +9,8 @@ breaks a rule is refused at its first bad step, so what has been read to its end
 - an op runs when everything it reads is there; while it runs, all that it writes and its workspace are
   there as well, also when a written value is there already: the copy is freed when the op ends;
 - where a drop among those right after a run, in the same list, is of a value that the op takes, what the op
-  writes is put in that value's place: the value counts no more from the run on;
+  writes is put in that value's place: the value counts no more from the run on (not in a schedule that says
+  that it writes nothing in place);
 - a forward list runs forward ops only; the backward list may run both;
 - a pinned op runs exactly once; a random op that runs more than once holds its saved random state from
   its first run to its last;
@@ -33,7 +34,7 @@ from ..errors import ScheduleError
 from .graph import GIVEN_KINDS, Graph, Op
 from .schedule import Drop, Run, Schedule, Step
 
-__all__ = ["Allocate", "Boundary", "Event", "Free", "Ran", "events"]
+__all__ = ["Allocate", "Boundary", "Event", "Free", "Ran", "events", "taken_by"]
 
 FIXED = "fixed"
 """A band of bytes that no value stands for, there all along; its name is the band's."""
@@ -142,6 +143,7 @@ class _Judge:
     def replay(self, steps: Sequence[Step], start: int) -> Iterator[Event]:
         """The steps of a list, whose first is step `start` of the schedule."""
         there, value, ran = self.there, self.graph.value, self.ran
+        in_place = self.schedule.in_place
         made = tuple.__new__  # half the time of the constructors, and solvers simulate millions of steps
         taken: str | None = None
         for index, step in enumerate(steps, start):
@@ -153,7 +155,7 @@ class _Judge:
             again = op.name in ran
             if op.state and not again and index < self.last_run[op.name]:
                 yield Allocate(op.name, op.state, index, STATE)
-            taken = _taken(op, steps, index - start) if op.takes else None
+            taken = taken_by(op, steps, index - start) if op.takes and in_place else None
             copies = there.intersection(op.writes) if again else ()
             for name in op.writes:
                 size = value[name].bytes if taken is None else 0
@@ -237,8 +239,11 @@ class _Judge:
         raise ScheduleError(f"step {step} ({part}): {reason}", step=step)
 
 
-def _taken(op: Op, steps: Sequence[Step], place: int) -> str | None:
-    """The value in whose place a run puts what it writes: the first of `takes` dropped right after it."""
+def taken_by(op: Op, steps: Sequence[Step], place: int) -> str | None:
+    """The value in whose place a run puts what it writes: the first of `takes` dropped right after it.
+
+    `steps` are those of a schedule that writes in place, `place` is the run's among them.
+    """
     for after in range(place + 1, len(steps)):
         step = steps[after]
         if isinstance(step, Run):

@@ -40,7 +40,7 @@ RETURN = "return"
 
 FORMAT_VERSION = 1
 MOST_BITS = 60
-FIELDS = ("device", "prices", "fixed", "boundary", "values", "ops")
+FIELDS = ("device", "prices", "fixed", "boundary", "plain_in_place", "values", "ops")
 
 ValueKind = Literal[
     "parameter", "buffer", "input", "accumulated", "tangent", "activation", "output", "gradient"
@@ -126,7 +126,9 @@ class Graph:
 
     `fixed` maps names of bands to bytes that are on the device during the whole step and that no value
     stands for (optimizer state, other models). `boundary` is what the caller is known to hold in addition
-    between the forward and the backward (a loss computed outside of the captured step).
+    between the forward and the backward (a loss computed outside of the captured step). `plain_in_place` says
+    whether keeping everything writes in the place of values, too: a compiler does so unasked, while plain
+    PyTorch never does, and there `Op.takes` is for capped plans alone.
 
     >>> from lowtide import Graph, Op, Value
     >>> values = Value("x", 4, "input"), Value("w", 4, "parameter"), Value("y", 4, "output")
@@ -141,6 +143,7 @@ class Graph:
     prices: str = "as given"
     fixed: dict[str, int] = field(default_factory=dict)
     boundary: int = 0
+    plain_in_place: bool = True
 
     def __post_init__(self) -> None:
         _check(self)
@@ -188,13 +191,16 @@ class Graph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the structure and the sizes: equal for the same step whatever the prices are."""
+        """A hash of the structure and the sizes: equal for the same step whatever the prices are.
+
+        What ops may overwrite is left out: a schedule says itself whether it makes use of that, and plans
+        that were saved before any op could still belong to their step.
+        """
         digest = hashlib.sha256(self.device.partition(":")[0].encode())
         for value in self.values:
             digest.update(f"{value.name}|{value.bytes}|{value.kind}|{value.held}\n".encode())
         for op in self.ops:
-            takes = f"|{op.takes}" if op.takes else ""
-            digest.update(f"{op.name}|{op.reads}|{op.writes}|{op.phase}|{op.kind}{takes}\n".encode())
+            digest.update(f"{op.name}|{op.reads}|{op.writes}|{op.phase}|{op.kind}\n".encode())
         return digest.hexdigest()
 
     @property
@@ -232,6 +238,7 @@ class Graph:
             "prices": self.prices,
             "fixed": dict(self.fixed),
             "boundary": self.boundary,
+            **({} if self.plain_in_place else {"plain_in_place": False}),
             "values": [json_format.compact(value) for value in self.values],
             "ops": [json_format.compact(op) for op in self.ops],
         }
@@ -247,6 +254,7 @@ class Graph:
             prices=json_format.read_text(data, "prices", "as given"),
             fixed=json_format.read_sizes(data, "fixed"),
             boundary=json_format.read_count(data, "boundary", 0),
+            plain_in_place=json_format.read_flag(data, "plain_in_place", True),
         )
 
     def to_json(self) -> str:

@@ -151,6 +151,14 @@ def read_count(data: dict[str, Any], name: str, default: int | None = None) -> i
     return value
 
 
+def read_flag(data: dict[str, Any], name: str, default: bool) -> bool:
+    """True or false."""
+    value = data.get(name, default)
+    if not isinstance(value, bool):
+        raise FormatError(f'field "{name}": expected true or false, found {_say(value)}')
+    return value
+
+
 def read_number(data: dict[str, Any], name: str) -> float:
     """A number."""
     value = data.get(name)

@@ -45,6 +45,9 @@ Step: TypeAlias = Run | Drop
 class Schedule:
     """What the forward does and what the backward does, step by step.
 
+    `in_place` says whether a run puts what it writes in the place of a value that its op takes and that is
+    dropped right after it.
+
     >>> from lowtide import Drop, Run, Schedule
     >>> schedule = Schedule((Run("up"), Drop("x")), (Run("up"), Run("up_backward")))
     >>> [step.op for step in schedule.steps if isinstance(step, Run)]
@@ -53,6 +56,7 @@ class Schedule:
 
     forward: tuple[Step, ...]
     backward: tuple[Step, ...]
+    in_place: bool = True
 
     def __str__(self) -> str:
         runs = [step.op for step in self.steps if isinstance(step, Run)]
@@ -72,6 +76,7 @@ class Schedule:
         return {
             "lowtide": "schedule",
             "version": FORMAT_VERSION,
+            **({} if self.in_place else {"in_place": False}),
             "forward": _plain(self.forward),
             "backward": _plain(self.backward),
         }
@@ -79,8 +84,9 @@ class Schedule:
     @classmethod
     def from_dict(cls, data: Any) -> Schedule:
         """The schedule of a plain form; raises `FormatError` naming the field that is wrong."""
-        json_format.check_header(data, "schedule", FORMAT_VERSION, ("forward", "backward"))
-        return cls(_read(data, "forward"), _read(data, "backward"))
+        json_format.check_header(data, "schedule", FORMAT_VERSION, ("in_place", "forward", "backward"))
+        in_place = json_format.read_flag(data, "in_place", True)
+        return cls(_read(data, "forward"), _read(data, "backward"), in_place)
 
     def to_json(self) -> str:
         """The schedule as JSON text."""

@@ -11,7 +11,7 @@ from torch import fx
 from .._torch import boxed, private
 from ..capture.rewrites.common import prune_tangents, remove_dead
 from ..errors import UnsupportedBackward
-from .eager import compile_graph
+from .eager import Overwrites, compile_graph
 from .first_run import Misfits, checked
 from .handing import present_departures
 
@@ -30,9 +30,9 @@ class Backward:
         self.module = module
         self.expected = expected
         self.pauses = pauses
-        self.forms: dict[tuple[int, ...], Callable[[list[Any]], Any]] = {
-            (): checked(module, "backward", misfits)
-        }
+        self.misfits = misfits
+        self.whole = checked(module, "backward", misfits)
+        self.forms: dict[tuple[tuple[int, ...], Overwrites], Callable[[list[Any]], Any]] = {}
 
     def boxed(self) -> Callable[[list[Any]], Any]:
         def backward(args: list[Any]) -> Any:
@@ -54,7 +54,10 @@ class Backward:
         return [None] * len(output.args[0])
 
     def form(self, missing: tuple[int, ...]) -> Callable[[list[Any]], Any]:
-        if missing not in self.forms:
+        if not missing:
+            return self.whole
+        key = missing, self.misfits.overwrites
+        if key not in self.forms:
             graph = fx.Graph()
             # A copy: pruning rewrites the graph in place, and other sets of gradients may come later.
             graph.output(graph.graph_copy(self.module.graph, {}))
@@ -62,8 +65,8 @@ class Backward:
             tangents = graph.find_nodes(op="placeholder")[-len(self.expected) :]
             prune_tangents(graph, [tangents[index] for index in missing], tangents)
             remove_dead(graph)
-            self.forms[missing] = compile_graph(module, "backward")
-        return self.forms[missing]
+            self.forms[key] = compile_graph(module, "backward", overwrites=self.misfits.overwrites)
+        return self.forms[key]
 
 
 class CompiledBackward:

@@ -3,21 +3,30 @@
 The function takes its arguments as one list and empties it, so that nothing outside holds on to a value
 that the schedule drops. One line per node; no interpreter, no lookups. Where gradients are handed over on the
 way, it is a generator: it yields each group as a list, for its caller to empty, and returns the rest.
+
+An op that overwrites an argument does so where all that it reads lies in memory as tracing foretold; else it
+makes a new tensor, as plain PyTorch does, whose strides are those that PyTorch would have chosen.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import fx
 
 from .._torch import boxed, private, private_of
+from ..capture.fx_nodes import tensors_of
 from ..capture.rewrites.handing import is_handing
+from .in_place import overwriting
 
-__all__ = ["compile_graph", "source_of"]
+__all__ = ["Overwrites", "compile_graph", "source_of"]
+
+
+Overwrites: TypeAlias = Literal["all", "what it made", "nothing"]
+"""What a function may overwrite of what is marked: also values that came in, or its own alone."""
 
 
 class Look(Protocol):
@@ -25,6 +34,9 @@ class Look(Protocol):
 
     def wanted(self, node: fx.Node) -> bool:
         """Whether a node is to be shown."""
+
+    def trusts(self) -> bool:
+        """Whether an argument may be overwritten: nothing shares storage that was not foretold to."""
 
     def __call__(self, node: fx.Node, result: Any, read: tuple[Any, ...]) -> None: ...
 
@@ -34,28 +46,33 @@ _PLAIN = (int, float, bool, str, type(None))
 
 
 def compile_graph(
-    module: fx.GraphModule, name: str, *, look: Look | None = None
+    module: fx.GraphModule, name: str, *, look: Look | None = None, overwrites: Overwrites = "all"
 ) -> Callable[[list[Any]], Any]:
     """The boxed function of a graph; `look` is shown what nodes return."""
-    source, names = source_of(module, name, look=look)
+    source, names = source_of(module, name, look=look, overwrites=overwrites)
     exec(compile(source, f"<lowtide {name}>", "exec"), names)
     return boxed(names[name])
 
 
-def source_of(module: fx.GraphModule, name: str, *, look: Look | None = None) -> tuple[str, dict[str, Any]]:
+def source_of(
+    module: fx.GraphModule, name: str, *, look: Look | None = None, overwrites: Overwrites = "all"
+) -> tuple[str, dict[str, Any]]:
     """The source of a graph's function, and the names it uses."""
-    writer = _Writer(module, name, look)
+    writer = _Writer(module, name, look, overwrites)
     return writer.source(), writer.names
 
 
 class _Writer:
-    def __init__(self, module: fx.GraphModule, name: str, look: Look | None) -> None:
+    def __init__(self, module: fx.GraphModule, name: str, look: Look | None, overwrites: Overwrites) -> None:
         self.module = module
         self.look = look
         self.name = name
         self.names: dict[str, Any] = {}
         self.known: dict[int, str] = {}
         self.dying = _last_uses(module.graph)
+        self.in_place = (
+            overwriting(module.graph, saved=overwrites == "all") if overwrites != "nothing" else {}
+        )
 
     def source(self) -> str:
         arguments = [node.name for node in self.module.graph.find_nodes(op="placeholder")]
@@ -81,7 +98,7 @@ class _Writer:
         freed = [f"    del {', '.join(dead)}"] if dead else []
         if unnamed:
             return [f"    handed = {self.text(node.args[1])}", *freed, "    yield handed"]
-        lines = [f"    {node.name} = {self.call(node)}"]
+        lines = [f"    {node.name} = {self.call(node) if node not in self.in_place else self.either(node)}"]
         if self.look is not None and self.look.wanted(node):
             reads = "".join(f"{parent.name}, " for parent in node.all_input_nodes)
             shown = f"{self.constant(node, 'node')}, {node.name}, ({reads})"
@@ -98,6 +115,24 @@ class _Writer:
         arguments = [self.text(arg) for arg in node.args]
         arguments += [f"{key}={self.text(value)}" for key, value in node.kwargs.items()]
         return f"{self.constant(_direct(node.target), 'op')}({', '.join(arguments)})"
+
+    def either(self, node: fx.Node) -> str:
+        """A call that overwrites an argument if all lies as foretold, and else makes a new tensor."""
+        how = self.in_place[node]
+        tensors = [(parent.name, tensors_of(parent)) for parent in node.all_input_nodes]
+        checks = [
+            f"{name}.stride() == {self.text(tuple(t.stride()))}" for name, found in tensors for t in found
+        ]
+        if self.look is not None:
+            checks.insert(0, f"{self.constant(self.look, 'look')}.trusts()")
+        arguments = [self.text(arg) for arg in node.args]
+        arguments += [f"{key}={self.text(value)}" for key, value in node.kwargs.items()]
+        if how.keyword is None:
+            arguments[0] += ".detach()" * how.handed_out
+        else:
+            arguments.append(f"{how.keyword}={arguments[how.place]}{'.detach()' * how.handed_out}")
+        call = f"{self.constant(_direct(how.target), 'op')}({', '.join(arguments)})"
+        return f"{call} if {' and '.join(checks)} else {self.call(node)}"
 
     def text(self, value: Any) -> str:
         if isinstance(value, fx.Node):
