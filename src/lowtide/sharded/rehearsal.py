@@ -20,12 +20,15 @@ from typing import Any
 import torch
 
 from .._torch import in_backward, private, private_of, set_private, storage_key
+from ..capture.conditions import Conditions
+from ..capture.plain_masks import masks_as_plain
 from ..devices.allocator import rounded
 from ..errors import CaptureError, LowtideError
 from ..measuring.module_state import Attributes
 from ..measuring.tracker import live_storages
 from .fsdp_groups import Sharded, Unit, groups_of
 from .fsdp_ledger import Group, Ledger
+from .rehearsed_branches import RehearsedBranches
 
 __all__ = ["Beside", "Rehearsal", "UnitCall", "rehearse"]
 
@@ -70,12 +73,25 @@ class UnitCall:
 class Rehearsal:
     """The calls of units in order, and the most that is there outside of them.
 
-    `outside[n]` is the most while the first n calls wait for their backward and no unit runs.
+    `outside[n]` is the most while the first n calls wait for their backward and no unit runs. It is that of
+    batches that fulfil the `conditions`, asked of their tensors in order.
     """
 
     groups: list[Group]
     calls: list[UnitCall] = field(default_factory=list)
     outside: dict[int, Beside] = field(default_factory=dict)
+    conditions: Conditions | None = None
+
+    def must_hold_for(self, batch: Any) -> None:
+        """Raise OtherData for a batch whose code between the units goes another way."""
+        if self.conditions is not None:
+            self.conditions.must_hold(tensors_of_batch(batch))
+
+
+def tensors_of_batch(batch: Any) -> list[torch.Tensor]:
+    """The tensors of a batch that conditions may be asked of, each once."""
+    leaves = {id(leaf): leaf for leaf in _leaves(batch) if isinstance(leaf, torch.Tensor)}
+    return [leaf for leaf in leaves.values() if not leaf.requires_grad]
 
 
 class _Tracker(live_storages):
@@ -83,6 +99,7 @@ class _Tracker(live_storages):
 
     def __init__(self, device: torch.device, note: Callable[[], None]) -> None:
         super().__init__(device)
+        self.branches = RehearsedBranches()
         self.noted = note
         self.counts = True
         self.unseen: list[weakref.ref[torch.UntypedStorage]] = []
@@ -95,6 +112,14 @@ class _Tracker(live_storages):
         return tensor.untyped_storage() if tensor.layout == torch.strided else None
 
     def call(self, operator: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        said = self.branches.answer(operator, args)
+        if said is not None:
+            return said
+        result = self.counted(operator, args, kwargs)
+        self.branches.note(operator, args, kwargs, result)
+        return result
+
+    def counted(self, operator: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self.counts:
             return super().call(operator, args, kwargs)
         result = operator(*args, **kwargs)
@@ -174,12 +199,15 @@ class _Stage:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], outside: int | str) -> Rehearsal:
         with self.mode:
             self.anchor = torch.empty(0, device=self.sharded.device, requires_grad=True)
-        with self.as_it_was(), self.mode, self.stood_in():
+        with self.as_it_was(), self.mode, self.stood_in(), masks_as_plain():
             fake_args, fake_kwargs = _map_tensors(torch.Tensor, self.fake, (args, kwargs))
+            for real in tensors_of_batch((args, kwargs)):
+                self.tracker.branches.give(self.fake(real), real)
             for leaf in _leaves((fake_args, fake_kwargs)):
                 self.tracker.give(leaf)
             with self.tracker.mode, torch.enable_grad():
                 self.step(fake_args, fake_kwargs, outside)
+        self.found.conditions = self.tracker.branches.conditions()
         return self.found
 
     def step(self, args: tuple[Any, ...], kwargs: dict[str, Any], outside: int | str) -> None:
