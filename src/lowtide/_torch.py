@@ -334,16 +334,14 @@ def _asking(jump: Callable[[Any, Any], None], name: str, answer: Answer) -> Call
 
 
 def _branched_on(tracer: Any) -> Any:
-    """The node of the tensor that the next jump depends on; None for what is none, and for assertions."""
+    """The node of the tensor that the next jump depends on; None for what is none."""
     value = tracer.stack[-1]
     if isinstance(value, private("NotYetTraced")):
         tensor = value.is_realized() or isinstance(value.peek_value(), torch.Tensor)
         value = value.realize() if tensor else value
     if not isinstance(value, private("TracedTensor")) or tracer.output.current_tracer.parent is not None:
         return None
-    # torch.compile keeps an assertion in the graph
-    asserts = tracer.next_instruction.opname in ("LOAD_ASSERTION_ERROR", "LOAD_COMMON_CONSTANT")
-    return None if asserts else value.as_proxy().node
+    return value.as_proxy().node
 
 
 def traced_input(node: Any) -> Any:

@@ -88,6 +88,28 @@ def smallest(rank):
     return compared(sharded(reshard_after_forward=True), "min", rank=rank, steps=2)
 
 
+class Padded(Model):
+    """Its blocks get a mask where a batch is padded, and none where it is not."""
+
+    def forward(self, words, targets):
+        x, mask = self.embed(words), words > 3
+        scale = None if mask.all() else mask[..., None].to(x.dtype)
+        for block in self.blocks:
+            x = block(x, scale=scale)
+        return torch.nn.functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), targets.flatten())
+
+
+@scenario
+def padded_or_not(rank):
+    """Some batches are padded, on one rank or the other."""
+
+    def step(model, batch, number):
+        batch = batch.clamp(min=4 if (number + rank) % 2 else 0)
+        model(batch, batch).backward()
+
+    return compared(lambda: shard(Padded()), "85%", rank=rank, step=step)
+
+
 @scenario
 def everything_fits(rank):
     """Loss outside of the model; nothing is recomputed."""

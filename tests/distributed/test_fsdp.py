@@ -13,6 +13,7 @@ COMPARED = [
     *("frees_after_forward", "stays_after_forward", "bfloat16", "smallest", "everything_fits"),
     *("leaves_tensors_in_a_cache", "uneven_parts"),
     *("units_inside_of_sharded_modules", "frozen_and_prefetched", "two_calls_in_flight"),
+    "padded_or_not",
 ]
 
 

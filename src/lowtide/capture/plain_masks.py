@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["makes_masks", "masks_as_plain", "stands_in"]
+__all__ = ["makes_masks", "masks_as_plain", "masks_as_traced", "stands_in"]
 
 MODULES = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils")
 """Where masks are made (seen in transformers 5.17 to 5.22)."""
@@ -30,6 +30,16 @@ _own: dict[str, Callable[..., bool]] = {}
 def makes_masks(module: str) -> bool:
     """Whether a module of this name makes attention masks, and asks whether they can be left out."""
     return module in MODULES
+
+
+@contextmanager
+def masks_as_traced() -> Iterator[None]:
+    """Let this thread make masks as in any trace, inside of `masks_as_plain`."""
+    outer, _here.on = getattr(_here, "on", False), False
+    try:
+        yield
+    finally:
+        _here.on = outer
 
 
 @contextmanager

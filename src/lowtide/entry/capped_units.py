@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from .._torch import outside_dynamo, private
+from ..capture.conditions import OtherData
 from ..capture.torch_errors import CAPPED_INSIDE
 from ..console.log import log, planning
 from ..devices.allocator import rounded
@@ -135,7 +136,7 @@ class CappedUnits(Capped):
 
     def split_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Split:
         """The plans of the units for a call, under the budget beside what is there now."""
-        key = (key_of(args, kwargs), self.caller.autocast, *self.sharded.groups())
+        key = self.key_of_rehearsal(args, kwargs)
         if key not in self.rehearsals and len(self.rehearsals) >= self.options.max_plans:
             oldest = next(iter(self.rehearsals))
             del self.rehearsals[oldest]
@@ -152,6 +153,18 @@ class CappedUnits(Capped):
             split = self.splits[key] = self.made(self.rehearsals[key], bands)
         self.say_split(split)
         return split
+
+    def key_of_rehearsal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Where the rehearsal of such a batch is kept: by shapes, and by what its data say to branches."""
+        key: tuple[Any, ...] = (key_of(args, kwargs), self.caller.autocast, *self.sharded.groups())
+        while key in self.rehearsals:
+            try:
+                self.rehearsals[key].must_hold_for((args, kwargs))
+            except OtherData as other:
+                key = (*key, other.answers)
+            else:
+                break
+        return key
 
     def still_fits(self, known: Split, base: int) -> bool:
         limit = known.plan.budget

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 
 from .._torch import in_backward, private, private_of, set_private, storage_key
+from ..capture.conditions import Conditions
+from ..capture.plain_masks import masks_as_plain
 from ..devices.allocator import rounded
 from ..errors import CaptureError, LowtideError
 from ..measuring.module_state import Attributes
@@ -78,12 +80,25 @@ class UnitCall:
 class Rehearsal:
     """The calls of units in order, and the most that is there outside of them.
 
-    `outside[n]` is the most while the first n calls wait for their backward and no unit runs.
+    `outside[n]` is the most while the first n calls wait for their backward and no unit runs. It is that of
+    batches that fulfil the `conditions`, asked of their tensors in order.
     """
 
     groups: list[Group]
     calls: list[UnitCall] = field(default_factory=list)
     outside: dict[int, Beside] = field(default_factory=dict)
+    conditions: Conditions | None = None
+
+    def must_hold_for(self, batch: Any) -> None:
+        """Raise OtherData for a batch whose code between the units goes another way."""
+        if self.conditions is not None:
+            self.conditions.must_hold(tensors_of_batch(batch))
+
+
+def tensors_of_batch(batch: Any) -> list[torch.Tensor]:
+    """The tensors of a batch that conditions may be asked of, each once."""
+    leaves = {id(leaf): leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)}
+    return [leaf for leaf in leaves.values() if not leaf.requires_grad]
 
 
 def rehearse(
@@ -121,12 +136,15 @@ class _Stage:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], outside: int | str) -> Rehearsal:
         with self.mode:
             self.anchor = torch.empty(0, device=self.sharded.device, requires_grad=True)
-        with self.as_it_was(), self.mode, self.stood_in():
+        with self.as_it_was(), self.mode, self.stood_in(), masks_as_plain():
             fake_args, fake_kwargs = map_tensors(torch.Tensor, self.fake, (args, kwargs))
+            for real in tensors_of_batch((args, kwargs)):
+                self.tracker.branches.give(self.fake(real), real)
             for leaf in tree_leaves((fake_args, fake_kwargs)):
                 self.tracker.give(leaf)
             with self.tracker.mode, torch.enable_grad():
                 self.step(fake_args, fake_kwargs, outside)
+        self.found.conditions = self.tracker.branches.conditions()
         return self.found
 
     def step(self, args: tuple[Any, ...], kwargs: dict[str, Any], outside: int | str) -> None:

@@ -18,6 +18,7 @@ from torch import fx
 
 from .._torch import capture_settings, private, private_of, usual_stance
 from ..capture.joint_graph import capturing
+from ..capture.plain_masks import masks_as_traced
 from ..capture.rewrites.autocast import mark_regions
 from ..capture.rewrites.random_draws import lay_out_calls
 from ..capture.step_inputs import StepInputs
@@ -71,7 +72,7 @@ def _unit_options(options: Options, plan: Plan | None) -> Options:
 
 def _while_capturing() -> ExitStack:
     stack = ExitStack()
-    for each in (clear_errors(), usual_stance(), capture_settings(), leaving_marks()):
+    for each in (clear_errors(), usual_stance(), capture_settings(), leaving_marks(), masks_as_traced()):
         stack.enter_context(each)
     return stack
 

@@ -266,7 +266,8 @@ def prune_tangents(graph: fx.Graph, missing: Sequence[fx.Node], tangents: Sequen
     """Take out the gradients that do not come, as eager autograd does with undefined ones.
 
     A node all of whose gradients are missing has a missing gradient itself; a sum with a missing one is the
-    other one; where a missing gradient meets others in any other node it is a zero.
+    other one, or a copy with the sum's strides; where a missing gradient meets others in any other node it is
+    a zero.
     """
     if not missing:
         return
@@ -318,9 +319,21 @@ def _rest_of_sum(node: fx.Node, gone: set[fx.Node]) -> fx.Node | None:
     if len(rest) != 1 or not isinstance(rest[0], fx.Node):
         return None
     whole, part = node.meta["val"], rest[0].meta["val"]
-    # A sum that broadcasts, or gives other strides, is more than its one summand.
-    alike = (whole.shape, whole.dtype, whole.stride()) == (part.shape, part.dtype, part.stride())
-    return rest[0] if alike else None
+    if (whole.shape, whole.dtype) != (part.shape, part.dtype):  # one that broadcasts is more than its summand
+        return None
+    if whole.stride() == part.stride():
+        return rest[0]
+    return _contiguous_before(node, rest[0]) if whole.is_contiguous() else None
+
+
+def _contiguous_before(node: fx.Node, rest: fx.Node) -> fx.Node:
+    """A copy with the strides that a node has: what reads it was traced for these."""
+    with node.graph.inserting_before(node):
+        copied = node.graph.call_function(
+            aten.clone.default, (rest,), {"memory_format": torch.contiguous_format}
+        )
+    copied.meta = dict(node.meta)
+    return copied
 
 
 def _zeros_before(graph: fx.Graph, node: fx.Node, like: fx.Node) -> fx.Node:
