@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphs import random_graph
-from lowtide import Drop, Graph, Op, Run, Schedule, ScheduleError, Value, simulate
+from lowtide import Drop, FormatError, Graph, Op, Run, Schedule, ScheduleError, Value, simulate
 from lowtide.plans.keep_all import keep_all
 from lowtide.plans.order import first_order
 from lowtide.plans.returning import let_go_of, letting_go, peak_while_held, same_runs
@@ -77,6 +77,15 @@ def test_nothing_of_the_forward_runs_after_the_return():
     steps = (Run("mm"), Run("log_softmax"), Run("nll"), Run("return"), Drop("logits"), Run("more"))
     with pytest.raises(ScheduleError, match=r"step 5 .* runs 'more' after 'return', where the forward ends"):
         simulate(more, Schedule(steps, ()))
+
+
+def test_nothing_is_written_in_the_place_of_what_was_returned():
+    free = letting_go(step_with_logits(), {"logits"})
+    reads = {"reads": ("tangent", "softmax", "logits"), "takes": ("logits",)}
+    ops = tuple(replace(op, **reads) if op.name == "d_softmax" else op for op in free.ops)
+    values = tuple(replace(v, bytes=100) if v.name == "d_logits" else v for v in free.values)
+    with pytest.raises(FormatError, match="takes: 'logits' is returned to the caller"):
+        free.replace(ops=ops, values=values)
 
 
 def test_a_graph_that_lets_go_has_a_json_form():
