@@ -7,6 +7,9 @@ from torch.utils.data import Dataset
 
 WORDS = 32
 
+DIVIDED_LOSS = 2 * 4
+"""Bytes of the loop itself: accelerate divides the loss, which makes a number, and a gradient of it."""
+
 
 class Texts(Dataset):
     """Random words, all to be predicted, or a class for each text; of one length or of several."""

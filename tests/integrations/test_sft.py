@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from small_trainings import gpt2, is_capped, llama, lora, same_weights
+from small_trainings import DIVIDED_LOSS, gpt2, is_capped, llama, lora, same_weights
 from tried import tried
 
 trl = pytest.importorskip("trl", reason="trl is not installed (the extra tools)")
@@ -55,7 +55,8 @@ def compared(folder, make, budget, **choices):
     callback = Cap(budget)
     model = trained(folder / "capped", make(), callback, **choices).model
     assert same_weights(model, plain)
-    assert callback.measured <= callback.predicted <= callback.plan.budget
+    assert callback.measured <= callback.predicted + DIVIDED_LOSS
+    assert callback.predicted <= callback.plan.budget
     assert callback.plan.method != "keep_all"
     assert not is_capped(model)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lowtide
-from small_trainings import Texts, bert, gpt2, is_capped, llama, lora, same_weights
+from small_trainings import DIVIDED_LOSS, Texts, bert, gpt2, is_capped, llama, lora, same_weights
 from tried import tried
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the extra tools)")
@@ -44,7 +44,7 @@ def compared(folder, make, budget="80%", *, options=None, **script):
     trainer = trained(folder / "capped", make(), callback, **script)
     assert same_weights(trainer.model, plain)
     assert callback.predicted <= callback.plan.budget
-    assert callback.measured is None or callback.measured <= callback.predicted
+    assert callback.measured is None or callback.measured <= callback.predicted + DIVIDED_LOSS
     assert callback.plan.method != "keep_all"
     assert not is_capped(trainer.model)
     return trainer, callback
@@ -58,7 +58,8 @@ def test_a_training_with_its_log_and_its_report(tmp_path, caplog_lowtide):
     assert sum("gradient checkpointing is off" in line for line in caplog_lowtide) == 1
     assert trainer.model.is_gradient_checkpointing
     first, second, last = trainer.state.log_history
-    assert first[PREDICTED] == second[PREDICTED] == last[PREDICTED] == callback.plan.peak
+    assert second[PREDICTED] == last[PREDICTED] == callback.plan.peak
+    assert first[PREDICTED] > second[PREDICTED]  # the Trainer was seen to let go of the logits
     assert MEASURED not in first
     assert second[MEASURED] == last[MEASURED] == callback.measured
     assert 0.9 * callback.predicted < callback.measured

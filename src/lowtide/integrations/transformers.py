@@ -31,6 +31,7 @@ from ..measuring.meter import Measurement, Meter
 from ..options import Options
 from ..pipeline.optimizer_steps import present_state
 from ..plans.planned_step import Plan
+from ..plans.returning import same_step
 from ..report import page as page  # fills the port of `plan.report`
 from ..units import Budget
 from .checkpointing import without_checkpointing
@@ -83,7 +84,7 @@ class Cap(TrainerCallback):
 
     @property
     def predicted(self) -> int | None:
-        """The peak of the largest plan so far, in bytes."""
+        """The peak of the largest plan so far, in bytes, as it was last made."""
         return None if self.plan is None else self.plan.peak
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -155,7 +156,7 @@ class Cap(TrainerCallback):
 
     def _note_step(self) -> None:
         plan = self._present_plan()
-        if plan is not None and (self.plan is None or plan.peak > self.plan.peak):
+        if plan is not None and (self.plan is None or _takes_over(plan, self.plan)):
             self.plan = plan
         if (taken := self.meter.end()) is not None:
             self.measured = max(taken.peak, self.measured or 0)
@@ -176,6 +177,12 @@ class Cap(TrainerCallback):
             uncap(self.model)
         self.model = self.resident = None
         self.undo.close()
+
+
+def _takes_over(plan: Plan, known: Plan) -> bool:
+    """Whether a plan is larger than the one that is known, or of the same step, which was planned again."""
+    again = plan is not known and same_step(plan.graph, known.graph)
+    return plan.peak > known.peak or again
 
 
 def _refuse_what_cannot_be_capped(args: Any) -> None:

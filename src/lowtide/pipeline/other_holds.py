@@ -45,7 +45,12 @@ class OtherHolds:
 
     def found(self) -> bool:
         """Whether the caller was seen to do something else than the plan counts on."""
-        return self.holds.released is not None and self.wanted() != self.returned.planned
+        if self.holds.released is None:
+            return False
+        if self.wanted() != self.returned.planned:
+            return True
+        self.planned = None
+        return False
 
     def wanted(self) -> frozenset[int]:
         """The places of what nobody holds, among those that this step returns."""

@@ -71,7 +71,8 @@ def every_place(captured: Captured) -> dict[int, str]:
 
 
 def _is_tensor(node: Any) -> bool:
-    return isinstance(node, fx.Node) and isinstance(node.meta["val"], torch.Tensor)
+    tensor = node.meta["val"] if isinstance(node, fx.Node) else None
+    return isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided
 
 
 def _is_wide(node: fx.Node) -> bool:

@@ -297,6 +297,7 @@ def _check(graph: Graph) -> None:
                 raise FormatError(f"{where}.writes: {name!r} is given, not written")
             written.add(name)
     _check_phases(graph)
+    _check_returned(graph)
     _check_total(graph)
     for index, value in enumerate(graph.values):
         if value.kind in ("activation", "output", "gradient") and value.name not in written:
@@ -347,6 +348,14 @@ def _check_takes(op: Op, where: str, values: dict[str, Value]) -> None:
             raise FormatError(
                 f"{where}.takes: {name!r} has {taken.bytes} bytes, but {written.name!r} has {written.bytes}"
             )
+
+
+def _check_returned(graph: Graph) -> None:
+    """Refuse to write in the place of what was returned: the caller may hold it against all expectation."""
+    returned = set(graph.returning.reads) if graph.returning is not None else set()
+    for index, op in enumerate(graph.ops):
+        if taken := returned.intersection(op.takes):
+            raise FormatError(f"ops[{index}] ({op.name}).takes: {min(taken)!r} is returned to the caller")
 
 
 def _check_total(graph: Graph) -> None:

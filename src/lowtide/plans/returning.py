@@ -17,7 +17,7 @@ from .graph import RETURN, Graph, Op, Value
 from .order import first_order
 from .schedule import Run, Schedule
 
-__all__ = ["let_go_of", "letting_go", "peak_while_held", "same_runs"]
+__all__ = ["let_go_of", "letting_go", "peak_while_held", "same_runs", "same_step"]
 
 RETURNED = "returned"
 """The output of no bytes that `return` writes, so that it runs in the forward."""
@@ -58,6 +58,15 @@ def same_runs(left: Schedule, right: Schedule) -> bool:
 def _runs(schedule: Schedule) -> list[list[str]]:
     parts = (schedule.forward, schedule.backward)
     return [[s.op for s in steps if isinstance(s, Run) and s.op != "return"] for steps in parts]
+
+
+def same_step(left: Graph, right: Graph) -> bool:
+    """Whether two graphs are of one step, whatever its caller holds of what it returns."""
+    return _sizes(left) == _sizes(right)
+
+
+def _sizes(graph: Graph) -> list[tuple[str, int]]:
+    return [(value.name, value.bytes) for value in graph.values if value.name != RETURNED]
 
 
 def peak_while_held(graph: Graph, schedule: Schedule, names: Collection[str]) -> int:
