@@ -140,6 +140,8 @@ def form_of(target: Any, device: str) -> InPlace | None:
     """The form of an operator that writes in place, by a kernel of its own on a type of device, if it may."""
     if not isinstance(target, private("OpOverload")) or target.namespace != "aten":
         return None
+    if private_of(target, "schema").is_mutable:
+        return None
     tagged = torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags
     if not (tagged or target in _NOT_TAGGED or target in _CHANGES_FIRST):
         return None
