@@ -6,11 +6,10 @@ from torch import nn
 
 import lowtide
 from lowtide.capture.in_place import form_of
+from operator_samples import arguments, overloads, same_bits
 
 aten = torch.ops.aten
 
-SHAPE = (3, 5, 37)
-WORDS = {"rounding_mode": "floor", "approximate": "tanh", "half_to_float": False, "dim": -1, "n": 1, "p": 1}
 SOME = {
     *(aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor, aten.div.Tensor, aten.neg.default, aten.where.self),
     *(aten.relu.default, aten.gelu.default, aten.silu.default, aten.tanh.default, aten.sigmoid.default),
@@ -22,50 +21,7 @@ SOME = {
 }
 
 
-def overloads():
-    """Every overload of torch's own operators, in an order."""
-    names = {name.partition("::")[2].partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
-    for name in sorted(names):
-        packet = getattr(aten, name, None)
-        for overload in packet.overloads() if packet is not None else ():
-            yield getattr(packet, overload)
-
-
 FORMS = [(target, form) for target in overloads() if (form := form_of(target, "cpu")) is not None]
-
-
-def tensor_for(name, dtype, target):
-    """A tensor in (0, 1), or a mask, an index or a number as its name says."""
-    if name in ("mask", "condition"):
-        return torch.rand(SHAPE) < 0.5
-    if name == "index":
-        return torch.randint(0, SHAPE[-1], SHAPE)
-    if target is aten.masked_fill.Tensor and name == "value":
-        return torch.tensor(0.5, dtype=dtype)
-    wide = torch.rand(SHAPE) if dtype.is_floating_point else torch.randint(0, 2, SHAPE)
-    return wide.to(dtype)
-
-
-def argument_for(arg, dtype, target):
-    kind = str(arg.type)
-    if arg.name in WORDS:
-        return WORDS[arg.name]
-    if arg.name in ("input_dtype", "dtype"):
-        return dtype
-    if kind == "Tensor":
-        return tensor_for(arg.name, dtype, target)
-    if kind.startswith("Optional") or arg.has_default_value():
-        return arg.default_value if arg.default_value is not None else 0.25 if "number" in kind else None
-    return {"number": 0.5, "int": 1, "bool": False, "float": 0.5}[kind]
-
-
-def arguments(target, dtype):
-    schema = target._schema.arguments
-    made = [(arg, argument_for(arg, dtype, target)) for arg in schema]
-    if target is aten.scatter.value:
-        made = [(arg, 1.5 if arg.name == "value" else value) for arg, value in made]
-    plain = [value for arg, value in made if not arg.kwarg_only]
-    return plain, {arg.name: value for arg, value in made if arg.kwarg_only}
 
 
 def overwritten(form, args, kwargs, place):
@@ -75,10 +31,6 @@ def overwritten(form, args, kwargs, place):
     result = form.target(*args, **kwargs, **into)
     assert result is args[place]
     return result
-
-
-def same_bits(left, right):
-    return torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool])
@@ -178,7 +130,7 @@ def test_what_may_be_overwritten_lies_as_the_result_does():
     assert forward_takes(lambda h: h + torch.ones(3, 8, 8), SQUARE) == {"add": ["ones"]}  # h is broadcast
     assert forward_takes(lambda h: h[:4].exp(), SQUARE) == {}  # not all of it
     assert forward_takes(lambda h: h.double() * 2, SQUARE) == {"mul": ["_to_copy"]}
-    assert forward_takes(lambda h: h > 0.5, SQUARE) == {}  # of another size
+    assert forward_takes(lambda h: h * (h > 0.5), SQUARE) == {"mul": ["mm"]}  # a mask is of another size
     assert forward_takes(lambda h: h * torch.eye(8)[0, 0], SQUARE)["mul"] == ["mm"]
 
 

@@ -12,7 +12,7 @@ the very one that it reads: then the op takes no bytes of its own. Which ops may
 - what is overwritten lies in memory as the result does, is all of its storage, and is read by the op in no
   other way; it is an activation: inputs, outputs and gradients are others' to read, and so are tangents, for
   which autograd may hand the same tensor to several functions;
-- the op draws no numbers and has no effect.
+- the op draws no numbers and has no effect, and no collective that goes on by itself may still be reading.
 
 Not here: ops that cast (their result is of another size), and dropout's backward, of which torch has no such
 form. What is done with it is the schedule's (`plans/events.py`).
@@ -29,6 +29,7 @@ from torch import fx
 
 from .._torch import private, private_of
 from ..plans.graph import Op
+from .rewrites.collectives import is_collective, waited
 
 if TYPE_CHECKING:
     from .lift import Lifted
@@ -77,10 +78,25 @@ class InPlace:
 
 def with_places(lifted: Lifted, device: str) -> Lifted:
     """The graph with what each op may overwrite on a type of device, unless all is kept."""
-    found = {op.name: _places(lifted, op, device) for op in lifted.graph.ops}
+    sent = _sent(lifted)
+    found = {
+        op.name: {name: how for name, how in _places(lifted, op, device).items() if name not in sent}
+        for op in lifted.graph.ops
+    }
     ops = tuple(replace(op, takes=tuple(found[op.name])) for op in lifted.graph.ops)
     graph = lifted.graph.replace(ops=ops, plain_in_place=False)
     return replace(lifted, graph=graph, in_place={name: ways for name, ways in found.items() if ways})
+
+
+def _sent(lifted: Lifted) -> set[str]:
+    """The values that collectives read which do not wait for their end."""
+    nodes = lifted.node_of
+    return {
+        name
+        for op in lifted.graph.ops
+        if is_collective(nodes[op.name]) and nodes[op.name].target is not waited
+        for name in op.reads
+    }
 
 
 def _places(lifted: Lifted, op: Op, device: str) -> dict[str, InPlace]:
