@@ -107,9 +107,9 @@ def _places(lifted: Lifted, op: Op, device: str) -> dict[str, InPlace]:
         return {}
     written = value[op.writes[0]]
     found: dict[str, InPlace] = {}
-    for place, arg in enumerate(node.args):
-        name = lifted.value_of.get(arg) if isinstance(arg, fx.Node) else None
-        if name is None or name in found or (place and (form.keyword is None or _changes_first(node))):
+    first_alone = form.keyword is None or node.target in _CHANGES_FIRST
+    for place, arg in enumerate(node.args[:1] if first_alone else node.args):
+        if not isinstance(arg, fx.Node) or (name := lifted.value_of.get(arg)) is None or name in found:
             continue
         taken = value[name]
         if taken.kind != "activation" or taken.held or taken.bytes != written.bytes or not taken.bytes:
@@ -117,10 +117,6 @@ def _places(lifted: Lifted, op: Op, device: str) -> dict[str, InPlace]:
         if _lies_as(arg.meta["val"], node.meta["val"]) and _is_read_alike(lifted, node, arg, name):
             found[name] = replace(form, place=place, handed_out=not written.droppable)
     return found
-
-
-def _changes_first(node: fx.Node) -> bool:
-    return node.target in _CHANGES_FIRST
 
 
 def _lies_as(read: Any, result: Any) -> bool:
