@@ -134,9 +134,27 @@ def test_takes_are_part_of_the_file_and_of_the_fingerprint_only_where_there_are_
     assert taking.to_dict()["ops"][1]["takes"] == ("a",)
     assert Graph.from_json(taking.to_json()) == taking
     assert taking.fingerprint != plain.fingerprint
+    assert taking.replace(plain_in_place=False).fingerprint == plain.fingerprint
     assert Graph.from_dict(spoil(graph_data(), "ops.1.takes", [])).to_json() == plain.to_json()
     # As it was before there were takes: plans that were saved then still belong to their graphs.
     assert plain.fingerprint.startswith("72d75c2508ee49df")
+
+
+def test_whether_keeping_everything_writes_in_place_is_written_only_where_it_does_not() -> None:
+    eager = Graph.from_dict(spoil(spoil(graph_data(), "ops.1.takes", ["a"]), "plain_in_place", False))
+    compiled = eager.replace(plain_in_place=True)
+    assert not keep_all(eager).in_place
+    assert keep_all(compiled).in_place
+    for graph in (eager, compiled):
+        plan = planned(graph)
+        assert Plan.from_json(plan.to_json()) == plan
+    assert "plain_in_place" not in compiled.to_dict()
+    assert "in_place" not in keep_all(compiled).to_dict()
+    assert keep_all(eager).to_dict()["in_place"] is False
+    for path, data in (("plain_in_place", graph_data()), ("in_place", keep_all(eager).to_dict())):
+        kind = Graph if path == "plain_in_place" else Schedule
+        with pytest.raises(FormatError, match=f'"{path}": expected true or false, found 1'):
+            kind.from_dict(spoil(data, path, 1))
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: type(part).__name__)

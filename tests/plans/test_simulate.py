@@ -1,5 +1,6 @@
 """The simulator against a naive one, on valid and on broken schedules."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -139,3 +140,13 @@ def test_seconds_do_not_depend_on_the_order_of_runs():
     graph = Graph(tuple(ops), values)
     orders = [Schedule(tuple(Run(f"f{i}") for i in order), ()) for order in ((0, 1, 2), (2, 1, 0))]
     assert len({simulate(graph, order).seconds for order in orders}) == 1
+
+
+@given(seed=seeds, n=st.integers(1, 12))
+def test_keeping_everything_in_no_values_place_is_as_if_no_op_could(seed, n):
+    graph = random_graph(seed, n, takes=True).replace(plain_in_place=False)
+    plain = graph.replace(ops=tuple(replace(op, takes=()) for op in graph.ops))
+    assert simulate(graph, keep_all(graph)) == simulate(plain, keep_all(plain))
+    in_place = replace(keep_all(graph), in_place=True)
+    assert simulate(graph, in_place).peak <= simulate(graph, keep_all(graph)).peak
+    assert graph.fingerprint == plain.fingerprint

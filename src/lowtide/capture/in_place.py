@@ -12,7 +12,7 @@ the very one that it reads: then the op takes no bytes of its own. Which ops may
 - what is overwritten lies in memory as the result does, is all of its storage, and is read by the op in no
   other way; it is an activation: inputs, outputs and gradients are others' to read, and so are tangents, for
   which autograd may hand the same tensor to several functions;
-- the op draws no numbers and has no effect.
+- the op draws no numbers and has no effect, and no collective that goes on by itself may still be reading.
 
 Not here: ops that cast (their result is of another size), and dropout's backward, of which torch has no such
 form. What is done with it is the schedule's (`plans/events.py`).
@@ -29,6 +29,7 @@ from torch import fx
 
 from .._torch import private, private_of
 from ..plans.graph import Op
+from .rewrites.collectives import is_collective, waited
 
 if TYPE_CHECKING:
     from .lift import Lifted
@@ -77,10 +78,25 @@ class InPlace:
 
 def with_places(lifted: Lifted, device: str) -> Lifted:
     """The graph with what each op may overwrite on a type of device, unless all is kept."""
-    found = {op.name: _places(lifted, op, device) for op in lifted.graph.ops}
+    sent = _sent(lifted)
+    found = {
+        op.name: {name: how for name, how in _places(lifted, op, device).items() if name not in sent}
+        for op in lifted.graph.ops
+    }
     ops = tuple(replace(op, takes=tuple(found[op.name])) for op in lifted.graph.ops)
     graph = lifted.graph.replace(ops=ops, plain_in_place=False)
     return replace(lifted, graph=graph, in_place={name: ways for name, ways in found.items() if ways})
+
+
+def _sent(lifted: Lifted) -> set[str]:
+    """The values that collectives read which do not wait for their end."""
+    nodes = lifted.node_of
+    return {
+        name
+        for op in lifted.graph.ops
+        if is_collective(nodes[op.name]) and nodes[op.name].target is not waited
+        for name in op.reads
+    }
 
 
 def _places(lifted: Lifted, op: Op, device: str) -> dict[str, InPlace]:
@@ -91,9 +107,9 @@ def _places(lifted: Lifted, op: Op, device: str) -> dict[str, InPlace]:
         return {}
     written = value[op.writes[0]]
     found: dict[str, InPlace] = {}
-    for place, arg in enumerate(node.args):
-        name = lifted.value_of.get(arg) if isinstance(arg, fx.Node) else None
-        if name is None or name in found or (place and (form.keyword is None or _changes_first(node))):
+    first_alone = form.keyword is None or node.target in _CHANGES_FIRST
+    for place, arg in enumerate(node.args[:1] if first_alone else node.args):
+        if not isinstance(arg, fx.Node) or (name := lifted.value_of.get(arg)) is None or name in found:
             continue
         taken = value[name]
         if taken.kind != "activation" or taken.held or taken.bytes != written.bytes or not taken.bytes:
@@ -101,10 +117,6 @@ def _places(lifted: Lifted, op: Op, device: str) -> dict[str, InPlace]:
         if _lies_as(arg.meta["val"], node.meta["val"]) and _is_read_alike(lifted, node, arg, name):
             found[name] = replace(form, place=place, handed_out=not written.droppable)
     return found
-
-
-def _changes_first(node: fx.Node) -> bool:
-    return node.target in _CHANGES_FIRST
 
 
 def _lies_as(read: Any, result: Any) -> bool:
@@ -139,6 +151,8 @@ def _is_read_alike(lifted: Lifted, node: fx.Node, arg: fx.Node, name: str) -> bo
 def form_of(target: Any, device: str) -> InPlace | None:
     """The form of an operator that writes in place, by a kernel of its own on a type of device, if it may."""
     if not isinstance(target, private("OpOverload")) or target.namespace != "aten":
+        return None
+    if private_of(target, "schema").is_mutable:
         return None
     tagged = torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags
     if not (tagged or target in _NOT_TAGGED or target in _CHANGES_FIRST):

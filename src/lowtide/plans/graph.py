@@ -193,14 +193,15 @@ class Graph:
     def fingerprint(self) -> str:
         """A hash of the structure and the sizes: equal for the same step whatever the prices are.
 
-        What ops may overwrite is left out: a schedule says itself whether it makes use of that, and plans
-        that were saved before any op could still belong to their step.
+        What ops may overwrite counts where a compiler does so unasked. Elsewhere a schedule says whether it
+        makes use of it, and plans that were saved before any op could still belong to their step.
         """
         digest = hashlib.sha256(self.device.partition(":")[0].encode())
         for value in self.values:
             digest.update(f"{value.name}|{value.bytes}|{value.kind}|{value.held}\n".encode())
         for op in self.ops:
-            digest.update(f"{op.name}|{op.reads}|{op.writes}|{op.phase}|{op.kind}\n".encode())
+            takes = f"|{op.takes}" if op.takes and self.plain_in_place else ""
+            digest.update(f"{op.name}|{op.reads}|{op.writes}|{op.phase}|{op.kind}{takes}\n".encode())
         return digest.hexdigest()
 
     @property

@@ -9,9 +9,7 @@ What HiGHS hands back is replayed by the simulator: if its seconds or its peak a
 is an error and no result.
 
 The optimum is over schedules whose first runs are in program order or in the order of `auto`'s plan, and in
-which an op runs at most once between two first runs. A bound for all orders is in `bound`. The programme does
-not know writes in the place of a value (`Op.takes`): on graphs with them it only proposes, and nothing is
-proven but what `bound` proves.
+which an op runs at most once between two first runs. A bound for all orders is in `bound`.
 
 Complexity: exponential at worst. On one core, graphs of about 60 ops take seconds.
 
@@ -95,8 +93,6 @@ def solve_exact(graph: Graph, budget: int, *, seconds_limit: float = 60.0) -> Ex
         for order in _orders(graph, start)
     ]
     best = min(found, key=lambda one: one.seconds)
-    if _in_place(graph):
-        return replace(best, bound=bound, optimal=False)
     least = min(max(min(one.bound for one in found), bound), best.seconds)
     return replace(best, bound=least, optimal=all(one.optimal for one in found))
 
@@ -119,16 +115,12 @@ def _branch_and_bound(stages: Stages, budget: int, start: Schedule, *, seconds_l
     answer = _solve(stages, budget, unit, seconds_limit, columns)
     if answer.columns is not None:
         schedules.append(_checked(stages, answer, budget, once + answer.objective * unit))
-    elif answer.complete and columns is not None and not _in_place(graph):
+    elif answer.complete and columns is not None:
         raise LowtideError(f"HiGHS says that nothing fits under {budget} bytes, but a schedule of auto does")
     best = min(schedules, key=lambda schedule: simulate(graph, schedule).seconds, default=None)
     seconds = math.inf if best is None else simulate(graph, best).seconds
     bound = seconds if answer.complete else min(once + answer.bound * unit, seconds)
     return Exact(best, seconds, bound, answer.complete)
-
-
-def _in_place(graph: Graph) -> bool:
-    return any(op.takes for op in graph.ops)
 
 
 def smallest_peak(graph: Graph, *, seconds_limit: float = 60.0) -> Schedule:

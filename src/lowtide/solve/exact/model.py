@@ -8,12 +8,14 @@ earlier ops may be recomputed, each at most once and in order. Columns, all 0 or
 
     R[t, i]     op i is recomputed in stage t, i < t
     X[t, i, v]  value v is there after the place of op i in stage t; one column from use to use of v
+    Z[t, i, v]  op i writes in the place of value v in stage t; for the values that it takes
 
 Between two uses nothing is gained by dropping a value, so X changes only where an op may read or write v,
 and the end of a stage is the start of the next one. Rows:
 
     R[t, i] ≤ X before i, for each v that i reads;     X after i ≤ X before i (+ R[t, i] where i writes v)
-    given and held bytes + Σ bytes X before i + (writes and workspace of i) R[t, i] ≤ budget
+    given and held bytes + Σ bytes X before i + (writes and workspace of i) R[t, i] - Σ bytes Z ≤ budget
+    Z[t, i, v] ≤ 1 - X after i;     Σ Z[t, i, v] over v ≤ R[t, i]
     the same between forward and backward, with the tangents and the graph's `boundary`
 
 L[t, i] says that op i is recomputed in stage t or later. While it is 1, the saved state of a random op takes
@@ -157,8 +159,9 @@ class Stages:
         for name in self.loose.intersection(op.reads):
             # A bound on the column instead of a row: the value must be there at the first run of its reader.
             self.least[self.there[name]] = 1
-        self.fit(self.working_set(op), self.present(stage, stage))
+        present = self.present(stage, stage)
         self.change(op, None)
+        self.fit(self.working_set(op), [*present, *self.in_place(op, None)])
         for name in op.writes:
             if name in self.loose:
                 self.there[name] = self.column()
@@ -173,8 +176,19 @@ class Stages:
         # Recomputing what is there is useless; forbidding it cuts off many equal solutions.
         if len(written) == 1:
             self.at_most(1, [(run, 1), (self.there[written[0]], 1)])
-        self.fit(0, [*self.present(stage, place), (run, self.working_set(op))])
+        present = self.present(stage, place)
         self.change(op, run)
+        self.fit(0, [*present, (run, self.working_set(op)), *self.in_place(op, run)])
+
+    def in_place(self, op: Op, run: int | None) -> Terms:
+        """What a run saves by writing in the place of a value that is gone after it."""
+        columns = {name: self.column() for name in op.takes if self.size[name]}
+        for name, column in columns.items():
+            self.at_most(1, [(column, 1), (self.there[name], 1)])
+        terms = [(column, 1) for column in columns.values()]
+        if terms:
+            self.at_most(*((1, terms) if run is None else (0, [*terms, (run, -1)])))
+        return [(column, -self.size[name]) for name, column in columns.items()]
 
     def change(self, op: Op, run: int | None) -> None:
         """After a use a value may be dropped, and it is there if it was there or was written."""
