@@ -181,6 +181,7 @@ class Lowered:
             counted=self.planned.priced.counted,
             watch=self.watch,
             groups=self.groups,
+            updated=self.captured.trace.updated,
             casts_inside=self.captured.casts_inside,
             renew=renew,
         )
@@ -195,7 +196,8 @@ class Runner:
     """The function of a step and what is looked at around its calls.
 
     `plan` is None where no gradient passes. `renew` is asked before each call for the runner of another
-    round, where the calls before have shown that there must be one; else it gives None.
+    round, where the calls before have shown that there must be one; else it gives None. `updated` are the
+    inputs that an optimizer updates inside of the backward.
     """
 
     run: Callable[..., Any]
@@ -204,6 +206,7 @@ class Runner:
     counted: Mapping[Any, int] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     groups: Groups = ()
+    updated: tuple[int, ...] = ()
     casts_inside: bool = False
     renew: Renew = _as_it_is
 

@@ -34,6 +34,7 @@ from ..plans.graph import Graph
 from ..plans.planned_step import Plan
 from ..prices.measured import Kernels
 from ..prices.pricing import price
+from ..prices.updates import Owned, Tried, with_workspaces
 from ..ranks.agreement import agree
 from ..run.inductor.images import hand_over_channels_last, prefers_channels_last
 from ..sketching.choose import choose
@@ -44,6 +45,7 @@ from ..torch_state.autocast_state import under_autocast
 from .in_flight import BAND
 from .optimizer_steps import seen, seen_for
 from .plan_notes import notes_on
+from .stepping import stepping_optimizers
 
 __all__ = ["capture_step", "lower_step", "lowered", "plan_step", "price_step"]
 
@@ -113,6 +115,7 @@ def price_step(captured: Captured) -> Priced:
         target=asked.target,
         channels_last=captured.channels_last,
     )
+    lifted = with_workspaces(lifted, _owners(asked), _where_tried(asked, device))
     present = asked.target is None and not asked.only_plan
     if present and device.type == "cuda":
         _warm_up(device)
@@ -125,6 +128,24 @@ def price_step(captured: Captured) -> Priced:
     }
     graph = lifted.graph.replace(fixed=bands, boundary=outside)
     return Priced(captured, replace(lifted, graph=graph), _by_optimizer(counted))
+
+
+def _owners(asked: Asked) -> dict[int, Owned]:
+    """The optimizer and its group of each leaf that is updated inside of the backward."""
+    owned = {
+        id(parameter): Owned(optimizer, group)
+        for optimizer in stepping_optimizers(asked.options)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    leaves = zip(sorted(asked.inputs.leaves), asked.inputs.trained, strict=True)
+    return {place: owned[id(ref())] for place, ref in leaves if place in asked.inputs.stepped}
+
+
+def _where_tried(asked: Asked, device: torch.device) -> Tried:
+    """Where to try an update: for a device that is not here, on the CPU."""
+    target = find_device(asked.target) if asked.target else None
+    return Tried(device, device.type) if target is None else Tried(torch.device("cpu"), target.type)
 
 
 def _bands(captured: Captured, outside: int) -> dict[str, int]:
