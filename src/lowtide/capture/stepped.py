@@ -26,9 +26,12 @@ def stepped(
     inputs: Sequence[Any], leaves: Mapping[int, torch.Tensor], optimizers: Iterable[Any]
 ) -> frozenset[int]:
     """The places of the leaves that are updated inside of the backward."""
-    trained = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+    trained = [p for one in optimizers for group in one.param_groups for p in group["params"]]
     if not trained:
         return frozenset()
+    if all(parameter.is_meta for parameter in trained):  # others stand for them while a step is planned
+        return frozenset(place for place, leaf in leaves.items() if isinstance(leaf, torch.nn.Parameter))
+    own = set(map(id, trained))
     shown: Counter[int] = Counter(
         storage_key(tensor)
         for item in inputs
@@ -42,7 +45,7 @@ def stepped(
     return frozenset(
         place
         for place, leaf in leaves.items()
-        if id(leaf) in trained
+        if id(leaf) in own
         if not has_hooks(leaf) and not is_made_of_others(leaf) and is_alone(leaf)
     )
 

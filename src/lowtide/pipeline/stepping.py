@@ -19,7 +19,7 @@ import gc
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -33,7 +33,7 @@ from ..run.updates import Updates
 from .in_flight import Caller, waits_for_backward
 from .optimizer_steps import seen
 
-__all__ = ["Stepping", "refuse_ranks", "stepping_optimizers"]
+__all__ = ["Stepping", "refuse_ranks", "refuse_without_updates", "stepping_optimizers"]
 
 _LOOKS = 3
 """Backwards in which the gradient of a loss on a GPU is looked at: that waits for the device; chosen."""
@@ -46,14 +46,23 @@ def stepping_optimizers(options: Options) -> list[Any]:
     return [innermost(one) for one in each_optimizer(options.optimizer)] if options.step_in_backward else []
 
 
-def refuse_ranks() -> None:
+def refuse_ranks(*, sharded: bool = False) -> None:
     """Refuse ranks that exchange gradients: each would update by its own before they have met."""
-    if in_process_group() and torch.distributed.get_world_size() > 1:
+    if sharded or (in_process_group() and torch.distributed.get_world_size() > 1):
         raise LowtideError(
             "step_in_backward=True cannot be used with several ranks (DistributedDataParallel, fully_shard, "
             "ZeroRedundancyOptimizer): each would be updated by its own gradients before these are "
             "averaged. Train on one device, " + _WITHOUT
         )
+
+
+def refuse_without_updates() -> NoReturn:
+    """Refuse a step in whose backward nothing can be updated."""
+    raise LowtideError(
+        "step_in_backward=True has nothing to update: none of the optimizer's parameters gets a gradient in "
+        "this step that is its alone. Is the optimizer that of this model, and are there hooks on its "
+        "parameters, or parameters that share their memory? Otherwise cap it without step_in_backward"
+    )
 
 
 @dataclass(eq=False)

@@ -45,7 +45,7 @@ from ..torch_state.autocast_state import under_autocast
 from .in_flight import BAND
 from .optimizer_steps import seen, seen_for
 from .plan_notes import notes_on
-from .stepping import stepping_optimizers
+from .stepping import refuse_without_updates, stepping_optimizers
 
 __all__ = ["capture_step", "lower_step", "lowered", "plan_step", "price_step"]
 
@@ -85,6 +85,8 @@ def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> C
         kernels=KnownKernels(measured) if here else None,
     )
     trace = make_trace(joint, asked.inputs, manner, forward_outputs=forward_outputs)
+    if asked.options.step_in_backward and not trace.updated:
+        refuse_without_updates()
     asked.inputs.widen(trace.primals)
     lifted = lift(trace, target)
     graph = with_tangents_that_come(lifted.graph, trace)
@@ -139,7 +141,9 @@ def _owners(asked: Asked) -> dict[int, Owned]:
         for parameter in group["params"]
     }
     leaves = zip(sorted(asked.inputs.leaves), asked.inputs.trained, strict=True)
-    return {place: owned[id(ref())] for place, ref in leaves if place in asked.inputs.stepped}
+    some = next(iter(owned.values()), None)  # of a model on the meta device others stand for parameters
+    found = {place: owned.get(id(ref()), some) for place, ref in leaves if place in asked.inputs.stepped}
+    return {place: owner for place, owner in found.items() if owner is not None}
 
 
 def _where_tried(asked: Asked, device: torch.device) -> Tried:
