@@ -177,7 +177,7 @@ def _refuse(trainer: Any, module: Any) -> None:
 
 
 def _refuse_what_needs_all_gradients(trainer: Any) -> None:
-    """Refuse what looks at gradients after the backward, where the optimizer has used them up inside of it."""
+    """Refuse what looks at gradients after the backward: the optimizer has used them up inside of it."""
     for refused, told in (
         (
             trainer.gradient_clip_val,

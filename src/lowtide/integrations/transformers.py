@@ -209,7 +209,7 @@ def _refuse_what_cannot_be_capped(args: Any) -> None:
 
 
 def _refuse_what_needs_all_gradients(args: Any) -> None:
-    """Refuse what looks at gradients after the backward, where the optimizer has used them up inside of it."""
+    """Refuse what looks at gradients after the backward: the optimizer has used them up inside of it."""
     norm, batches = getattr(args, "max_grad_norm", 0) or 0, getattr(args, "gradient_accumulation_steps", 1)
     for refused, told in (
         (
