@@ -22,15 +22,12 @@ from typing import Any
 import torch
 
 from ..console.log import silence
-from ..devices.optimizers import each_optimizer
 from ..entry.api import cap, plan_of, uncap
-from ..entry.in_backward import refuse_unless_it_can_step
 from ..entry.in_place import capped_of
 from ..entry.whole_steps import refuse_lazy
 from ..errors import LowtideError, NothingToTrain
 from ..measuring.measurement import Measurement
 from ..measuring.trial import Steps, Trial, modules_of
-from ..options import Options
 from ..pipeline.optimizer_steps import present_state
 from ..plans.planned_step import Plan
 from ..sketching.planned import as_planned, weights_of
@@ -187,8 +184,7 @@ def verify(
         )
     refuse_lazy(module for _, module in modules_of(model))
     given = options.get("optimizer") if options.get("step_in_backward") else None
-    refuse_unless_it_can_step(Options.make(budget, **options))
-    trial = Trial(model, batch, kwargs or {}, loss, each_optimizer(given))
+    trial = Trial(model, batch, kwargs or {}, loss, given)
     trial.resident = present_state(options.get("optimizer"), trial.parameters.values())
     try:
         # The capped steps come first, on the model as it is handed over: its first call may do things that

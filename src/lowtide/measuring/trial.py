@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from .._torch import private, private_of
+from ..devices.optimizers import each_optimizer
 from ..errors import NothingToTrain
 from ..torch_state.autocast_state import in_state, present_state
 from .measurement import Measurement, measure
@@ -26,15 +27,16 @@ Steps = list[dict[str, Any]]
 class Trial:
     """A step that can be run from the same state again and again.
 
-    Where there are optimizers they step after each backward, and a second step goes on from the first.
+    Where an optimizer or several are `stepping`, they step after each backward, and a second step goes on
+    from the first.
     """
 
     def __init__(
-        self, model: Any, batch: Any, kwargs: Any, loss: Any, optimizers: Sequence[Any] = ()
+        self, model: Any, batch: Any, kwargs: Any, loss: Any, stepping: Any = None
     ) -> None:
         self.inputs = (batch, kwargs)
         self.loss = loss
-        self.stepping = [OptimizerState(optimizer) for optimizer in optimizers]
+        self.stepping = [OptimizerState(optimizer) for optimizer in each_optimizer(stepping)]
         modules = modules_of(model)
         self.parameters = {f"{at}{n}": p for at, module in modules for n, p in module.named_parameters()}
         self.buffers = [
