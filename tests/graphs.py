@@ -178,6 +178,35 @@ def with_takes(graph: Graph, seed: int, share: float = 0.7) -> Graph:
     return graph.replace(ops=tuple(ops), values=values)
 
 
+def with_updates(graph: Graph, seed: int = 0, share: float = 1.0) -> Graph:
+    """The graph with gradients that go into an update of their parameter, as soon as nothing reads that.
+
+    A gradient of the builder is a sum, or what the backward of a parameter's only reader writes.
+    """
+    rng = Random(seed)
+    gone: dict[str, tuple[str, ...]] = {}
+    for value in graph.values:
+        parameter = value.name.partition(".d.")[2].rstrip("+")
+        if value.kind == "gradient" and parameter in graph.value and rng.random() < share:
+            gone[value.name] = (parameter,)
+    last = {
+        name: max(
+            index
+            for index, op in enumerate(graph.ops)
+            if name in op.writes or name in op.reads or set(updated) & set(op.reads)
+        )
+        for name, updated in gone.items()
+    }
+    ops = []
+    for index, op in enumerate(graph.ops):
+        ops.append(op)
+        for name in (name for name, at in last.items() if at == index):
+            more = {"workspace": rng.randint(0, 3), "phase": "backward", "kind": "pinned"}
+            ops.append(Op(f"update.{name}", (name,), (), updates=gone[name], **more))
+    values = (replace(value, kind="activation") if value.name in gone else value for value in graph.values)
+    return graph.replace(ops=tuple(ops), values=tuple(values))
+
+
 def random_graph(seed: int, n: int, *, special: bool = True, takes: bool = False) -> Graph:
     """A random forward with skips, fans and (if special) pinned, random and several-output ops.
 

@@ -41,6 +41,8 @@ def best_seconds(graph: Graph, budget: int) -> float | None:
             if name is None or (position < at and graph.op[name].kind == "pinned"):
                 continue
             op = graph.op[name]
+            if not set(graph.updaters.get(name, ())).isdisjoint(order[:at]):
+                continue
             if position < at and op.phase == "backward" and at <= split:
                 continue
             if not all(value in there or value in given for value in op.reads):

@@ -535,6 +535,25 @@ def without_optimizer_hooks() -> AbstractContextManager[None]:
     return attributes(module, _global_optimizer_pre_hooks={}, _global_optimizer_post_hooks={})
 
 
+def unhooked(optimizer: Any) -> AbstractContextManager[None]:
+    """Step an optimizer unseen by hooks on it (`_optimizer_step_pre_hooks`, seen in 2.11-2.13)."""
+    return attributes(optimizer, _optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={})
+
+
+def changes_gradients(optimizer: Any) -> bool:
+    """Whether hooks run before the steps of an optimizer (`_optimizer_step_pre_hooks`, seen in 2.11-2.13)."""
+    return bool(getattr(optimizer, "_optimizer_step_pre_hooks", None))
+
+
+def steps_as_its_class(optimizer: Any) -> bool:
+    """Whether `step` is the class's own, or one that torch's schedulers count (`_wrapped_by_lr_sched`).
+
+    Seen in 2.11-2.13.
+    """
+    own = vars(optimizer).get("step")
+    return own is None or hasattr(own, "_wrapped_by_lr_sched")
+
+
 def frees_tangents() -> bool:
     """Whether autograd lets go of the incoming gradients of a node while it runs (new in 2.13)."""
     return hasattr(torch.autograd.Function, "boxed_grads_call")

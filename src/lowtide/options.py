@@ -34,6 +34,8 @@ class Options:
       all outputs otherwise; "all" plans for all.
     - `optimizer`: announces state that is not there yet, so that the budget covers it; one, wrapped or not,
       or a list.
+    - `step_in_backward`: let the optimizer update each parameter inside of the backward, as soon as its
+      gradient is complete, and let the gradient go (docs/step-in-backward.md).
     - `outside`: bytes that the caller holds between forward and backward besides the outputs: a loss computed
       outside of the step. "auto" sets aside twice what the differentiated outputs take, which is what
       cross-entropy needs, under autocast in single precision; nothing where the loss is inside.
@@ -55,6 +57,7 @@ class Options:
     prices: str = "measured"
     differentiate: str = "auto"
     optimizer: Any = None
+    step_in_backward: bool = False
     outside: int | str = "auto"
     outputs: str = "auto"
     allow_breaks: bool = False
@@ -93,8 +96,11 @@ class Options:
                 'outputs="free" is for the eager executor and steps of one graph; leave it out: with '
                 'executor="inductor" or allow_breaks=True what a step returns counts as held'
             )
-        if not isinstance(self.allow_breaks, bool):
-            raise LowtideError(f"allow_breaks={self.allow_breaks!r} must be True or False")
+        for name in ("allow_breaks", "step_in_backward"):
+            if not isinstance(getattr(self, name), bool):
+                raise LowtideError(f"{name}={getattr(self, name)!r} must be True or False")
+        if self.step_in_backward:
+            self._check_step_in_backward()
         if not isinstance(self.max_plans, int) or isinstance(self.max_plans, bool) or self.max_plans < 1:
             raise LowtideError(f"max_plans={self.max_plans!r} must be a whole number >= 1")
         if self.plan is not None and not isinstance(self.plan, Plan):
@@ -103,6 +109,19 @@ class Options:
             raise LowtideError(
                 'budget "min" asks for the smallest plan, plan= for the one that is given: leave one of them '
                 'out, or write a budget that the plan must keep to, as in "8GiB"'
+            )
+
+    def _check_step_in_backward(self) -> None:
+        if self.executor == "inductor":
+            raise LowtideError(
+                'step_in_backward=True cannot be used with executor="inductor": a compiled backward gives '
+                'all gradients at its end. Take executor="eager", or leave step_in_backward out'
+            )
+        if self.allow_breaks:
+            raise LowtideError(
+                "step_in_backward=True cannot be used with allow_breaks=True: a parameter that two pieces of "
+                "a step read has its gradient when both have run. Cap a part that is one graph, or leave "
+                "step_in_backward out"
             )
 
     def _check_optimizers(self) -> None:

@@ -190,6 +190,7 @@ class Lowered:
             counted=self.planned.priced.counted,
             watch=self.watch,
             groups=self.groups,
+            updated=self.captured.trace.updated,
             casts_inside=self.captured.casts_inside,
         )
 
@@ -211,7 +212,8 @@ class Runner:
 
     `plan` is None where no gradient passes. `returned` looks at who holds what a call has returned. `renew`
     is asked before each call for the runner of another round, where the calls before have shown that there
-    must be one; else it gives None.
+    must be one; else it gives None. `updated` are the inputs that an optimizer updates inside of the
+    backward.
     """
 
     run: Callable[..., Any]
@@ -221,6 +223,7 @@ class Runner:
     counted: Mapping[Any, int] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
     groups: Groups = ()
+    updated: tuple[int, ...] = ()
     casts_inside: bool = False
     renew: Renew = _as_it_is
 

@@ -15,7 +15,7 @@ import torch
 
 from .._torch import is_view, private, private_of
 
-__all__ = ["NOBODY", "Awaited", "awaited", "in_bucket", "synchronises"]
+__all__ = ["NOBODY", "Awaited", "awaited", "has_hooks", "in_bucket", "synchronises"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ NOBODY = Awaited()
 def awaited(leaves: Mapping[int, torch.Tensor]) -> Awaited:
     """Whose gradients are waited for, among the leaves of a step by their places."""
     exchanged = _exchanged()
-    hooked = {place for place, leaf in leaves.items() if _has_hooks(leaf)}
+    hooked = {place for place, leaf in leaves.items() if has_hooks(leaf)}
     waiting = {place for place, leaf in leaves.items() if id(leaf) in exchanged}
     # A hook may write to the parameter, so its gradient leaves only when nothing reads that any more. A
     # static graph exchanges the gradients of its first step when all of them are there.
@@ -64,5 +64,6 @@ def in_bucket(gradient: torch.Tensor) -> bool:
     return wrapper is not None and wrapper.gradient_as_bucket_view and is_view(gradient)
 
 
-def _has_hooks(leaf: torch.Tensor) -> bool:
+def has_hooks(leaf: torch.Tensor) -> bool:
+    """Whether autograd calls hooks with the gradient of a leaf."""
     return bool(private_of(leaf, "backward_hooks") or private_of(leaf, "accumulated_hooks"))

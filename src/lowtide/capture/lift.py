@@ -29,6 +29,7 @@ from .rewrites.batchnorm import UPDATES_STATISTICS
 from .rewrites.channels_last_inputs import is_channels_last_copy
 from .rewrites.collectives import moves_only, operator_of, waited
 from .rewrites.random_draws import draws, is_idle_draw
+from .rewrites.stepping import is_update
 from .trace import Trace
 
 __all__ = ["Lifted", "lift"]
@@ -82,7 +83,9 @@ class _Lifting:
                 self.add_node(node)
         for primal in self.trace.accumulating:  # also where autograd adds, after the step or in it
             self.add_present_gradient(primal)
-        graph = Graph(ops=tuple(self.ops), values=tuple(self.values()), device=self.label, prices="none")
+        graph = Graph(
+            ops=tuple(_updates_last(self.ops)), values=tuple(self.values()), device=self.label, prices="none"
+        )
         return Lifted(graph, self.node_of, self.root_of, self.value_of)
 
     def give(self, node: fx.Node) -> None:
@@ -150,14 +153,20 @@ class _Lifting:
                 reads=tuple(dict.fromkeys(reads)),
                 writes=tuple(dict.fromkeys(writes)),
                 workspace=unread,
-                phase="backward" if node in self.backward else "forward",
+                phase="backward" if node in self.backward or is_update(node) else "forward",
                 kind=kind,
                 state=self.state_bytes() if kind == "random" else 0,
+                updates=self.updated(node),
                 module=module_path(node),
                 source=source_line(node),
                 target=target_name(node),
             )
         )
+
+    def updated(self, node: fx.Node) -> tuple[str, ...]:
+        """The parameters that an optimizer's update changes."""
+        places: Any = node.args[0] if is_update(node) else ()
+        return tuple(self.value_of[self.trace.primals[place]] for place in places)
 
     def add_present_gradient(self, parameter: fx.Node) -> str:
         """The gradient of earlier backward calls: as large as the parameter, there from the start."""
@@ -229,6 +238,14 @@ class _Lifting:
     def state_bytes(self) -> int:
         """The CPU's generator state is a storage of the step; a GPU's is kept on the host."""
         return state_size("cpu") if self.allocator.type == "cpu" else 0
+
+
+def _updates_last(ops: list[Op]) -> list[Op]:
+    """The ops, with each update after all that read what it changes, in program order otherwise."""
+    changed = {name: op.name for op in ops for name in op.updates}
+    last = {changed[name]: index for index, op in enumerate(ops) for name in op.reads if name in changed}
+    place = {op.name: (max(index, last.get(op.name, -1)), bool(op.updates)) for index, op in enumerate(ops)}
+    return sorted(ops, key=lambda op: place[op.name])
 
 
 def is_foreign(node: fx.Node) -> bool:

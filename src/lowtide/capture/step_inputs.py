@@ -14,6 +14,7 @@ from torch import fx
 from .._torch import inner_tensors, is_made_of_others, is_view, place_of
 from ..errors import CaptureError
 from .awaited import NOBODY, Awaited, awaited, in_bucket
+from .stepped import stepped
 
 __all__ = ["StepInputs"]
 
@@ -25,10 +26,11 @@ class StepInputs:
     `roles` are "parameter", "buffer" and "input"; `leaves` get a gradient in `.grad`, and have one already
     where they are `accumulating`; `trained` refers to the leaves themselves; `storages` are the bytes of what
     each input looks at, by the attributes that lead to its tensors; `cast_once` are the leaves whose casts
-    autocast keeps; `awaited` says for whose gradients somebody waits during the backward; `names` are what a
-    user calls the inputs; `wrapped` are those made of other tensors, as a DTensor is of its local one;
-    `shapes` are dtypes and shapes as a user sees them, of a DTensor the whole; `asked_of` are those that are
-    looked at before the step runs (`conditions`).
+    autocast keeps; `awaited` says for whose gradients somebody waits during the backward; `stepped` are the
+    leaves that an optimizer updates inside of it; `names` are what a user calls the inputs; `wrapped` are
+    those made of other tensors, as a DTensor is of its local one; `shapes` are dtypes and shapes as a user
+    sees them, of a DTensor the whole; `asked_of` are those that are looked at before the step runs
+    (`conditions`).
     """
 
     roles: tuple[str, ...] = ()
@@ -38,14 +40,25 @@ class StepInputs:
     storages: tuple[dict[tuple[str, ...], int], ...] = ()
     cast_once: frozenset[int] = frozenset()
     awaited: Awaited = NOBODY
+    stepped: frozenset[int] = frozenset()
     names: tuple[str, ...] = ()
     wrapped: frozenset[int] = frozenset()
     shapes: tuple[str, ...] = ()
     asked_of: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, module: fx.GraphModule, inputs: Sequence[Any], asked_of: Sequence[int] = ()) -> StepInputs:
-        """The inputs that torch hands over with a graph; refuses those that no plan can be made for."""
+    def of(
+        cls,
+        module: fx.GraphModule,
+        inputs: Sequence[Any],
+        *,
+        asked_of: Sequence[int] = (),
+        optimizers: Sequence[Any] = (),
+    ) -> StepInputs:
+        """The inputs that torch hands over with a graph; refuses those that no plan can be made for.
+
+        The optimizers are those that step inside of the backward.
+        """
         _refuse(inputs)
         nodes = module.graph.find_nodes(op="placeholder")
         leaves = {
@@ -61,6 +74,7 @@ class StepInputs:
             storages=tuple(map(_storages, inputs)),
             cast_once=frozenset(index for index, item in leaves.items() if _autocast_keeps(item)),
             awaited=awaited(leaves),
+            stepped=stepped(inputs, leaves, optimizers),
             names=tuple(
                 _name(str(node.target), _role(node, item)) for node, item in zip(nodes, inputs, strict=True)
             ),
@@ -111,6 +125,7 @@ class StepInputs:
             storages=tuple({(): self.storages[place].get(path, 0)} for place, path in places),
             cast_once=primals_of(self.cast_once),
             awaited=NOBODY,
+            stepped=frozenset(),
             names=tuple(self.names[place] for place, _ in places),
             wrapped=frozenset(),
         )

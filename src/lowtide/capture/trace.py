@@ -36,7 +36,7 @@ from ..torch_state.autocast_state import State
 from .awaited import NOBODY
 from .fx_nodes import depends_on, mark_backward, mutations, tensors_of
 from .known_kernels import KnownKernels
-from .rewrites import accumulate, batchnorm, dropout, handing
+from .rewrites import accumulate, batchnorm, dropout, handing, stepping
 from .rewrites.autocast import cast_inside, cast_once
 from .rewrites.channels_last_inputs import copy_channels_last_once
 from .rewrites.collectives import join_waits, share_waited
@@ -58,6 +58,7 @@ from .rewrites.random_draws import in_order_of_memory, is_drawn_in_backward
 from .rewrites.real_strides import settle
 from .rewrites.slice_sums import join_sums
 from .step_inputs import StepInputs
+from .stepped import used_up
 
 __all__ = ["Manner", "Trace", "device_of", "make_trace"]
 
@@ -87,6 +88,11 @@ class Trace:
     def graph(self) -> fx.Graph:
         """The fx graph itself."""
         return self.module.graph
+
+    @property
+    def updated(self) -> tuple[int, ...]:
+        """The places of primals that an optimizer updates inside of the backward."""
+        return tuple(place for place, node in enumerate(self.gradients) if stepping.is_update(node))
 
     def backward_nodes(self) -> set[fx.Node]:
         """Nodes that depend on a tangent, or on a random number that is drawn in the backward."""
@@ -120,7 +126,7 @@ def make_trace(joint: fx.GraphModule, inputs: StepInputs, manner: Manner, *, for
     places, inputs = inputs.places(primals), inputs.by_primal(primals)
     tokens = places.count(None) if places else len(primals)
     if tokens or manner.compiled:  # effects come with results of their own; compiled code has no pauses
-        inputs = replace(inputs, awaited=NOBODY)
+        inputs = replace(inputs, awaited=NOBODY, stepped=frozenset())
     separate_tangents([node for node in tangents if tensors_of(node)])
     expected = _expected(tangents, manner.differentiate)
     device = device_of(joint.graph)
@@ -176,7 +182,9 @@ class _Weights:
             self.inputs.accumulating & waiting.gone & _alone(added)
         )  # by autograd, whatever their strides
         laid_out = lay_out(graph, self.primals, added, self.inputs.leaves - adding)
-        return handing.insert(graph, laid_out, sorted(waiting.gone & _alone(laid_out)))
+        handed = handing.insert(graph, laid_out, sorted(waiting.gone & _alone(laid_out)))
+        going = self.inputs.stepped & _alone(laid_out) - waiting.places - self.inputs.accumulating
+        return stepping.insert(graph, handed, used_up(graph, laid_out, going))
 
 
 def _rewrite(

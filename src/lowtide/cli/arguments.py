@@ -181,6 +181,8 @@ def _add_of_a_step(parser: argparse.ArgumentParser) -> None:
     _add_device(parser)
     _add_executor(parser)
     _add_optimizer(parser)
+    inside = "let --optimizer step inside of the backward"
+    parser.add_argument("--step-in-backward", action="store_true", default=None, help=inside)
     _add_batch_size(parser)
     _add_ranks(parser)
 

@@ -21,7 +21,7 @@ from .._torch import inner_tensors, is_optimizer_hook, private, storage_key, wit
 from ..errors import LowtideError
 from .allocator import rounded
 
-__all__ = ["each_optimizer", "first_state", "levels", "state_bytes", "state_tensors"]
+__all__ = ["each_optimizer", "first_state", "levels", "like", "state_bytes", "state_tensors", "wraps"]
 
 _INNER = ("optimizer", "_optimizer", "optim", "base_optimizer")
 """Where a wrapper has what it wraps: accelerate and DeepSpeed, Lightning, torch.distributed, SAM."""
@@ -53,6 +53,11 @@ def levels(optimizer: Any) -> list[Any]:
 
 def _is_among(item: Any, others: list[Any]) -> bool:
     return any(item is other for other in others)
+
+
+def wraps(optimizer: Any) -> bool:
+    """Whether an optimizer has another one inside."""
+    return _inner(optimizer) is not None
 
 
 def _inner(optimizer: Any) -> Any:
@@ -103,7 +108,7 @@ def first_state(optimizer: Any, group: dict[str, Any], dtype: torch.dtype, ndim:
         small = torch.nn.Parameter(torch.zeros(SIZES[: max(ndim, 1)], dtype=dtype, device="cpu"))
         small.grad = torch.zeros_like(small)
         try:
-            trial = _trial(optimizer, group, small)
+            trial = like(optimizer, group, [small], dict.fromkeys(_NOT_TRIED, False))
             type(trial).step(trial)
         except Exception as error:
             raise LowtideError(
@@ -113,18 +118,23 @@ def first_state(optimizer: Any, group: dict[str, Any], dtype: torch.dtype, ndim:
     return dict(trial.state.get(small) or {})
 
 
-def _trial(optimizer: Any, group: dict[str, Any], small: torch.nn.Parameter) -> Any:
-    """An optimizer like the user's that shares nothing with it, over one small parameter."""
+def like(
+    optimizer: Any, group: dict[str, Any], parameters: list[torch.nn.Parameter], changed: dict[str, Any]
+) -> Any:
+    """An optimizer like the user's that shares nothing with it, over other parameters in one group.
+
+    `changed` are options of the group that it has otherwise.
+    """
     groups: list[dict[str, Any]] = []
     state: Any = defaultdict(dict)
-    memo: dict[int, Any] = {id(p): small for each in optimizer.param_groups for p in each["params"]}
+    memo: dict[int, Any] = {id(p): parameters[0] for each in optimizer.param_groups for p in each["params"]}
     memo[id(optimizer.param_groups)] = groups
     if hasattr(optimizer, "state"):
         memo[id(optimizer.state)] = state
     named = {name: value for name, value in group.items() if name not in ("params", "param_names")}
-    options = copy.deepcopy(named, memo) | {name: False for name in _NOT_TRIED if name in named}
-    groups.append({**options, "params": [small]})
-    memo[id(optimizer)] = trial = _made(type(optimizer), options, small)
+    options = copy.deepcopy(named, memo) | {name: new for name, new in changed.items() if name in named}
+    groups.append({**options, "params": parameters})
+    memo[id(optimizer)] = trial = _made(type(optimizer), options, parameters)
     vars(trial).update(_copies(optimizer, trial, memo), param_groups=groups, state=state)
     return trial
 
@@ -133,15 +143,15 @@ _NOT_TRIED = ("fused", "capturable", "differentiable")
 """What changes where a step runs, and of its state only on which device the numbers are."""
 
 
-def _made(kind: type, options: dict[str, Any], small: torch.nn.Parameter) -> Any:
+def _made(kind: type, options: dict[str, Any], parameters: list[torch.nn.Parameter]) -> Any:
     """An instance by the constructor, where it takes what a group has; else by torch's own."""
     try:
         takes = inspect.signature(kind).parameters
-        return kind([small], **{name: value for name, value in options.items() if name in takes})
+        return kind(parameters, **{name: value for name, value in options.items() if name in takes})
     except Exception:
         trial: Any = object.__new__(kind)
         if isinstance(trial, torch.optim.Optimizer):
-            torch.optim.Optimizer.__init__(trial, [small], dict(options))
+            torch.optim.Optimizer.__init__(trial, parameters, dict(options))
         return trial
 
 

@@ -25,6 +25,7 @@ from ..pipeline.in_flight import Caller
 from ..pipeline.optimizer_steps import capped_around, forget, watch
 from ..pipeline.plan_notes import notes_on_ranks
 from ..pipeline.runnable_step import runnable
+from ..pipeline.stepping import refuse_ranks
 from ..plans.planned_step import Plan
 from ..ranks.simulated_ranks import one_of_ranks
 from ..sharded.fsdp_groups import holds_sharded
@@ -33,6 +34,7 @@ from ..stages import Asked
 from ..units import Budget
 from .capped import Capped
 from .entries import fresh
+from .in_backward import refuse_unless_it_can_step
 from .in_place import capped_of, put, remove, replaced
 from .whole_steps import refuse_lazy, refuse_part, refuse_what_is_not_captured
 from .wrappers import called_by, refuse_sharded, refuse_wrappers
@@ -51,6 +53,7 @@ def cap(
     executor: str = "eager",
     method: str = "auto",
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    step_in_backward: bool = False,
     **options: Any,
 ) -> F:
     """Cap the peak memory of a training step, in place for a module; returns the model.
@@ -64,7 +67,8 @@ def cap(
     The executor "eager" runs the plan op by op: gradients, buffers and random state are bitwise those of the
     same step keeping everything. "inductor" compiles it into the fused kernels of torch.compile: the peak is
     that of the compiled buffers, and gradients agree with the same executor uncapped to the dtype's rounding.
-    See `lowtide.options.Options` for the other options.
+    With `step_in_backward` the optimizer updates each parameter inside of the backward, as soon as its
+    gradient is complete, and the gradient goes. See `lowtide.options.Options` for the other options.
 
     >>> import lowtide, torch
     >>> model = lowtide.cap(torch.nn.Linear(4, 4), "1MiB")
@@ -72,7 +76,8 @@ def cap(
     >>> lowtide.plan_of(model).peak <= 2**20
     True
     """
-    chosen = Options.make(budget, executor=executor, method=method, optimizer=optimizer, **options)
+    options.update(optimizer=optimizer, step_in_backward=step_in_backward)
+    chosen = Options.make(budget, executor=executor, method=method, **options)
     if chosen.budget is None and chosen.plan is None:
         raise LowtideError('cap needs a budget, as in lowtide.cap(model, "8GiB"), or a plan=')
     if not callable(model) or isinstance(model, type):
@@ -109,6 +114,8 @@ def cap_in_place(model: torch.nn.Module, options: Options) -> Capped:
 def _capped(model: torch.nn.Module, options: Options) -> Capped:
     if not holds_sharded(model):
         return Capped(_call_of(model), options, module=model)
+    if options.step_in_backward:
+        refuse_ranks(sharded=True)
     from .capped_units import CappedUnits
 
     return CappedUnits(_call_of(model), options, module=model)
@@ -198,6 +205,9 @@ def plan(
     refuse_sharded(module for _, module in modules_of(model))
     refuse_lazy(module for _, module in modules_of(model))
     chosen = Options.make(budget, prices=prices, **options)
+    refuse_unless_it_can_step(chosen)
+    if chosen.step_in_backward and ranks is not None:
+        raise LowtideError("step_in_backward=True is for one device: leave ranks= or step_in_backward out")
     asked = Asked(chosen, target=None if device is None else str(device), only_plan=True)
     inputs: Any = (batch, kwargs or {})
     sharded = (

@@ -41,6 +41,7 @@ from ..torch_state.dispatch_modes import without_foreign_modes
 from ..units import format_bytes, parse_budget
 from .entries import Entry, backend_for, fresh, graphs_of_this_call, key_of, present_graphs
 from .first_call import install, may_install
+from .in_backward import refuse_unless_it_can_step
 from .problem_type import settle_problem_type
 from .whole_steps import (
     forced_eager,
@@ -60,6 +61,7 @@ class Capped:
     def __init__(
         self, function: Callable[..., Any], options: Options, *, module: torch.nn.Module | None = None
     ) -> None:
+        refuse_unless_it_can_step(options)
         self.function = function
         self.options = options
         self.module = module

@@ -43,6 +43,11 @@ def lowtide(
     if "budget" not in chosen and "plan" not in chosen:
         raise LowtideError('backend="lowtide" needs options={"budget": ...}, as in {"budget": "8GiB"}')
     made = Options.make(chosen.pop("budget", None), **chosen)
+    if made.step_in_backward:
+        raise LowtideError(
+            'step_in_backward=True is an option of lowtide.cap: what torch.compile(backend="lowtide") hands '
+            "over may be a part of a step. lowtide.cap(model, budget, optimizer=..., step_in_backward=True)"
+        )
     _check(module, made)
     if any(isinstance(item, torch.SymInt) for item in inputs) or _floats(module):
         return _PerShape(module, made)

@@ -171,6 +171,7 @@ def capture_step(
     device: str | None = None,
     executor: str | None = None,
     optimizer: Any = None,
+    step_in_backward: bool = False,
     ranks: int | None = None,
 ) -> Plan:
     """The plan that keeps everything of a step; `optimizer` is a class of torch.optim, or its name."""
@@ -179,6 +180,8 @@ def capture_step(
     options: dict[str, Any] = {"executor": executor} if executor else {}
     if optimizer is not None:
         options["optimizer"] = _optimizer(optimizer, step.model)
+    if step_in_backward:
+        options["step_in_backward"] = True
     with users_code("the step could not be captured"):
         return plan(step.model, *step.batch, kwargs=step.kwargs, device=device, ranks=ranks, **options)
 

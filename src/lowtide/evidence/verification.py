@@ -8,8 +8,9 @@ caches) is taken away in between. A
 compiled step rounds differently from plain PyTorch, and draws other random numbers: it is compared with the
 same executor keeping everything, to half of the digits of each dtype. Where the plan chose which layers keep
 a sketch, the others keep none in the runs to compare with. Where it keeps some rows of an input, weight
-gradients are compared to half of their digits. Afterwards the model, its gradients and the random
-state are as they were.
+gradients are compared to half of their digits. Where the optimizer steps inside of the backward, it does so
+after the plain ones, the second step goes on from the first, and parameters and optimizer state are compared.
+Afterwards the model, its gradients, the optimizer and the random state are as they were.
 """
 
 from __future__ import annotations
@@ -183,7 +184,9 @@ def verify(
             "lowtide.uncap(model) first, and lowtide.cap it again afterwards"
         )
     refuse_lazy(module for _, module in modules_of(model))
-    trial = Trial(model, batch, kwargs or {}, loss, lets_go=options.get("outputs") == "free")
+    given = options.get("optimizer") if options.get("step_in_backward") else None
+    lets_go = options.get("outputs") == "free"
+    trial = Trial(model, batch, kwargs or {}, loss, stepping=given, lets_go=lets_go)
     trial.resident = present_state(options.get("optimizer"), trial.parameters.values())
     try:
         # The capped steps come first, on the model as it is handed over: its first call may do things that

@@ -84,6 +84,8 @@ class Cap(Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Cap the step: its optimizers are there now."""
         _refuse(trainer, pl_module)
+        if self.options.step_in_backward:
+            _refuse_what_needs_all_gradients(trainer)
         self.counted = list(trainer.optimizers)
         counted = self.options.optimizer or self.counted or None
         self.step = TrainingStep(pl_module, replace(self.options, optimizer=counted), part=self.part)
@@ -172,6 +174,27 @@ def _refuse(trainer: Any, module: Any) -> None:
             "it there; hand the module itself to the Trainer, and "
             'Cap(..., executor="inductor") for fused kernels'
         )
+
+
+def _refuse_what_needs_all_gradients(trainer: Any) -> None:
+    """Refuse what looks at gradients after the backward: the optimizer has used them up inside of it."""
+    for refused, told in (
+        (
+            trainer.gradient_clip_val,
+            f"the Trainer clips gradients (gradient_clip_val={trainer.gradient_clip_val}). Leave that out",
+        ),
+        (
+            trainer.accumulate_grad_batches > 1,
+            f"gradients are accumulated over {trainer.accumulate_grad_batches} batches "
+            "(accumulate_grad_batches). A larger batch under the budget takes their place",
+        ),
+        (
+            getattr(trainer.precision_plugin, "scaler", None) is not None,
+            f"precision={trainer.precision!r} scales the loss (GradScaler). bf16-mixed needs no scaler",
+        ),
+    ):
+        if refused:
+            raise LowtideError(f"step_in_backward=True cannot be used here: {told}")
 
 
 @contextmanager

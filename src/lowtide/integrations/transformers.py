@@ -91,6 +91,8 @@ class Cap(TrainerCallback):
         """Cap the model: it is on its device now, and has its optimizer."""
         self._release()  # of a training that ended with an error, or begins anew with another batch size
         _refuse_what_cannot_be_capped(args)
+        if self.options.get("step_in_backward"):
+            _refuse_what_needs_all_gradients(args)
         self._forget()
         model = called_by(given["model"])
         options = {"optimizer": given["optimizer"], **self.options}
@@ -211,3 +213,27 @@ def _refuse_what_cannot_be_capped(args: Any) -> None:
     ):
         if refused:
             raise LowtideError(told)
+
+
+def _refuse_what_needs_all_gradients(args: Any) -> None:
+    """Refuse what looks at gradients after the backward: the optimizer has used them up inside of it."""
+    norm, batches = getattr(args, "max_grad_norm", 0) or 0, getattr(args, "gradient_accumulation_steps", 1)
+    for refused, told in (
+        (
+            norm > 0,
+            f"the Trainer clips gradients by the norm of all of them (max_grad_norm={norm:g}; its default is "
+            "1.0). TrainingArguments(max_grad_norm=0) leaves that out",
+        ),
+        (
+            batches > 1,
+            f"gradients are accumulated over {batches} batches. A larger per_device_train_batch_size under "
+            "the budget takes their place",
+        ),
+        (
+            getattr(args, "fp16", False),
+            "fp16=True scales the loss and looks at all gradients before it steps (GradScaler). bf16=True "
+            "needs no scaler",
+        ),
+    ):
+        if refused:
+            raise LowtideError(f"step_in_backward=True cannot be used here: {told}")

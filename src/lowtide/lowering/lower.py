@@ -26,6 +26,7 @@ from ..capture.lift import Lifted
 from ..capture.rewrites.batchnorm import RECOMPUTED_BY, recomputed_args
 from ..capture.rewrites.dropout import RANDOM
 from ..capture.rewrites.handing import hand_over, is_handing
+from ..capture.rewrites.stepping import is_update
 from ..capture.trace import Trace
 from ..plans.events import taken_by
 from ..plans.graph import Graph
@@ -110,7 +111,8 @@ class _Lowering:
             self.place(tangent)
         handing = Handing(self.trace, self.lifted, self.schedule.backward)
         self.write(self.schedule.backward, after=partial(self.hand_over, handing))
-        left = [self.result(node) for node in handing.left(self.trace.gradients)]
+        kept_gradients = [None if is_update(node) else node for node in self.trace.gradients]
+        left = [self.result(node) for node in handing.left(kept_gradients)]
         self.side.graph.output(tuple(left))
         return Pair(self.module(forward.graph), self.module(self.side.graph), tuple(handing.groups))
 

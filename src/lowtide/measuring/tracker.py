@@ -19,6 +19,7 @@ import torch
 
 from .._torch import generated_modules, in_process_group, inner_tensors, private, storage_key
 from ..devices.allocator import rounded
+from ..devices.per_tensor import is_stepping
 from ..torch_state.dispatch_modes import in_place_of_operators
 
 __all__ = ["collectives_tell", "generated_code_tells", "live_storages", "resized_storages_tell"]
@@ -96,8 +97,10 @@ class live_storages:  # noqa: N801  # a noun that is used like a function
         """Call an operator, and count what it reads and what it gives."""
         for tensor in _tensors((args, kwargs)):
             # What an operator reads and nobody has made under this mode was there before; but a collective
-            # on the CPU has scratch memory of its own, which it makes past every operator.
-            self.make(tensor) if self.in_collective else self.give(tensor)
+            # on the CPU has scratch memory of its own, which it makes past every operator, and an optimizer
+            # makes tensors of a number so.
+            made = self.in_collective or (not tensor.ndim and is_stepping())
+            self.make(tensor) if made else self.give(tensor)
         result = operator(*args, **kwargs)
         for tensor in _tensors(result):
             self.make(tensor)

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from .._torch import private, private_of
+from ..devices.optimizers import each_optimizer
 from ..errors import NothingToTrain
 from ..torch_state.autocast_state import in_state, present_state
 from .measurement import Measurement, measure
 from .module_state import Attributes
+from .optimizer_state import OptimizerState
 
 __all__ = ["Steps", "Trial"]
 
@@ -25,13 +27,24 @@ Steps = list[dict[str, Any]]
 class Trial:
     """A step that can be run from the same state again and again.
 
-    One that `lets_go` does not hold what the model returned while its backward runs.
+    One that `lets_go` does not hold what the model returned while its backward runs. Where an optimizer or
+    several are `stepping`, they step after each backward, and a second step goes on from the first.
     """
 
-    def __init__(self, model: Any, batch: Any, kwargs: Any, loss: Any, *, lets_go: bool = False) -> None:
+    def __init__(
+        self,
+        model: Any,
+        batch: Any,
+        kwargs: Any,
+        loss: Any,
+        *,
+        stepping: Any = None,
+        lets_go: bool = False,
+    ) -> None:
         self.inputs = (batch, kwargs)
         self.loss = loss
         self.lets_go = lets_go
+        self.stepping = [OptimizerState(optimizer) for optimizer in each_optimizer(stepping)]
         modules = modules_of(model)
         self.parameters = {f"{at}{n}": p for at, module in modules for n, p in module.named_parameters()}
         self.buffers = [
@@ -66,7 +79,7 @@ class Trial:
         """Two steps, each from the kept tensors, of which the second is measured."""
         first, _ = self.run(model)
         # The second is measured: in the first a model may compile, cache masks, or let libraries allocate.
-        second, taken = self.run(model)
+        second, taken = self.run(model, going_on=bool(self.stepping))
         return [first, second], taken
 
     def run_from_the_start(self, model: Any) -> tuple[Steps, Measurement]:
@@ -84,6 +97,8 @@ class Trial:
             self.parameters[name].data.copy_(self.kept_parameters[name])
         for name, parameter in self.parameters.items():
             parameter.grad = self.kept_gradients[name]
+        for state in self.stepping:
+            state.restore()
         _set_random_state(self.random)
 
     def changed(self) -> list[str]:
@@ -91,9 +106,10 @@ class Trial:
         kept = self.kept_parameters
         return [name for name, p in self.parameters.items() if not torch.equal(p.detach().cpu(), kept[name])]
 
-    def run(self, model: Any) -> tuple[dict[str, Any], Measurement]:
-        """One step from the kept state: what came out, and what it took."""
-        self.restore()
+    def run(self, model: Any, *, going_on: bool = False) -> tuple[dict[str, Any], Measurement]:
+        """One step from the kept state, or from that of the last: what came out, and what it took."""
+        if not going_on:
+            self.restore()
         for parameter in self.parameters.values():
             parameter.grad = None
         batch, kwargs = private("tree_map_only")(torch.Tensor, _leaf_copy, self.inputs)
@@ -108,8 +124,11 @@ class Trial:
             holder.append(output)
             torch.autograd.backward(*ends)
 
+        held = [tensor for state in self.stepping for tensor in state.tensors()]
         with in_state(()):
-            taken = measure(step, device=self.device(), resident=self.resident)
+            taken = measure(step, device=self.device(), resident=[*self.resident, *held])
+        for state in self.stepping:
+            state.step()
         return self.results(holder[0], batch, kwargs), taken
 
     def device(self) -> torch.device:
@@ -134,7 +153,8 @@ class Trial:
         for index, tensor in enumerate(_tensors(output)):
             found[f"outputs {index}"] = _bits(tensor)
         for name, parameter in self.parameters.items():
-            found[f"gradients {name}"] = _bits(parameter.grad)
+            if not self.stepping or parameter.grad is not None:  # an optimizer that steps uses them up
+                found[f"gradients {name}"] = _bits(parameter.grad)
         for name in self.changed():
             found[f"parameters {name}"] = _bits(self.parameters[name])
         for index, tensor in enumerate(_tensors((batch, kwargs))):
@@ -144,6 +164,8 @@ class Trial:
             found[f"buffers {path}"] = _bits(private_of(owner, "buffers")[name])
         for name, state in _random_state().items():
             found[f"random state {name}"] = _bits(state)
+        for optimizer in self.stepping:
+            found.update(optimizer.results(self.parameters))
         return found
 
 

@@ -15,6 +15,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from ..console.log import log
 from ..errors import UnsupportedBackward
 from ..plans.planned_step import Plan
@@ -22,7 +24,17 @@ from ..torch_state.autocast_state import State, present_state
 from ..units import format_bytes
 from .returned import Holds
 
-__all__ = ["BAND", "Call", "Caller", "held_beside", "keep_account", "refuse_if_over", "some_plan", "too_many"]
+__all__ = [
+    "BAND",
+    "Call",
+    "Caller",
+    "held_beside",
+    "keep_account",
+    "refuse_if_over",
+    "some_plan",
+    "too_many",
+    "waits_for_backward",
+]
 
 BAND = "calls in flight"
 
@@ -35,7 +47,8 @@ class Caller:
 
     `beside` are the bytes that calls in flight held when it was last planned beside some. `number` tells
     callers of one name apart, and `attempts` counts how often it was planned: the same on ranks that do the
-    same. `holds` is what is known of who holds the results of its calls.
+    same. `holds` is what is known of who holds the results of its calls. `updated` are the parameters that
+    its last backward updated, `steps` how often each optimizer had stepped by then (`stepping.py`).
     """
 
     name: str = "this step"
@@ -45,6 +58,8 @@ class Caller:
     holds: Holds = field(default_factory=Holds)
     number: int = field(init=False, default=0)
     attempts: int = 0
+    updated: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    steps: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _callers[self.name] += 1
@@ -114,6 +129,11 @@ def held_beside(caller: Caller) -> int:
     calls = list(_pending)
     own = [call.plan.gradient_bytes for call in calls if call.caller is caller]
     return sum(call.held for call in calls) + max(own, default=0)
+
+
+def waits_for_backward(caller: Caller) -> bool:
+    """Whether the backward of some call of this caller is still to come."""
+    return any(call.caller is caller for call in list(_pending))
 
 
 def some_plan() -> Plan | None:

@@ -39,6 +39,22 @@ def notes_on(trace: Trace, graph: Graph, asked: Asked) -> Iterator[str]:
         yield "the step may have graph breaks: the promise covers each captured piece by itself"
     if asked.sketched is not None:
         yield asked.sketched.words
+    if trace.updated:
+        yield _on_updates(trace, graph, asked)
+
+
+def _on_updates(trace: Trace, graph: Graph, asked: Asked) -> str:
+    """What is updated inside of the backward, and what is not there afterwards."""
+    used = {value for op in graph.ops if op.updates for value in op.reads}
+    size = format_bytes(sum(graph.value[name].bytes for name in used))
+    left = [place for place in sorted(asked.inputs.leaves) if place not in trace.updated]
+    left = [place for place in left if trace.roles[place] == "parameter" and trace.gradients[place]]
+    others = f"; {len(left)} others are left to optimizer.step()" if left else ""
+    return (
+        f"{len(trace.updated)} parameters are updated inside of the backward{others}: their {size} of "
+        "gradients are never there at once, and .grad is None afterwards. Clipping by the norm of all "
+        "gradients (clip_grad_norm_) finds none"
+    )
 
 
 def notes_on_ranks(plan: Plan, ranks: int, target: str | None) -> Iterator[str]:

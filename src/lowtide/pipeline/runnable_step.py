@@ -24,6 +24,7 @@ from ..torch_state.autocast_state import present_state
 from .eager_step import eager_runner
 from .in_flight import Call, Caller, keep_account, refuse_if_over
 from .optimizer_steps import seen_for
+from .stepping import Stepping, refuse_ranks, stepping_optimizers
 from .way_down import lowered
 
 __all__ = ["RunnableStep", "runnable"]
@@ -34,14 +35,19 @@ def runnable(asked: Asked, caller: Caller, module: fx.GraphModule, inputs: Seque
     conditions = cut_conditions(module)
     if not torch.is_grad_enabled():
         return RunnableStep(asked, caller, Runner(module.forward, None, asked.inputs), conditions)
+    optimizers = stepping_optimizers(asked.options)
+    if optimizers:
+        refuse_ranks()
+    places = conditions.places if conditions else ()
     asked = replace(
         asked,
-        inputs=StepInputs.of(module, inputs, conditions.places if conditions else ()),
+        inputs=StepInputs.of(module, inputs, asked_of=places, optimizers=optimizers),
         called_in=present_state(),
         released=caller.holds.released,
     )
     mark_regions(module.graph)
-    return RunnableStep(asked, caller, _first_runner(asked, caller, module, inputs), conditions)
+    stepping = Stepping(caller, optimizers, asked.inputs.names) if optimizers else None
+    return RunnableStep(asked, caller, _first_runner(asked, caller, module, inputs), conditions, stepping)
 
 
 def _first_runner(asked: Asked, caller: Caller, module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
@@ -61,6 +67,7 @@ class RunnableStep:
     caller: Caller
     runner: Runner = field(repr=False)
     conditions: Conditions | None = None
+    stepping: Stepping | None = field(default=None, repr=False)
 
     @property
     def plan(self) -> Plan | None:
@@ -80,6 +87,8 @@ class RunnableStep:
             return self.runner.run(*args)
         if not self.asked.options.allow_breaks:
             refuse_if_over(self.caller, self.plan)
+        if self.stepping is not None:
+            self.stepping.before_call()
         departures = Departures(self.runner.groups) if self.runner.groups else None
         given = args if departures is None else departures.inputs(args)
         with first_run_unwatched() if self.runner.casts_inside else nullcontext():
@@ -90,6 +99,8 @@ class RunnableStep:
             self.follow_up(node, args)
             if departures is not None:
                 node.register_prehook(departures.announce)
+            if self.stepping is not None:
+                self.stepping.after_call(node, args, self.runner.updated)
         return results
 
     def follow_up(self, node: Any, args: Sequence[Any]) -> None:

@@ -34,6 +34,7 @@ from ..planner.under_budget import plan_graph, uncapped_peak
 from ..plans.planned_step import Plan
 from ..prices.measured import Kernels
 from ..prices.pricing import price
+from ..prices.updates import Owned, Tried, with_workspaces
 from ..ranks.agreement import agree
 from ..run.inductor.images import hand_over_channels_last, prefers_channels_last
 from ..sketching.choose import choose
@@ -46,6 +47,7 @@ from .optimizer_steps import seen, seen_for
 from .outside_loss import OutsideLoss, outside_loss
 from .plan_notes import notes_on
 from .returned import every_place, let_go, observes, places_let_go
+from .stepping import refuse_without_updates, stepping_optimizers
 
 __all__ = ["capture_step", "lower_step", "lowered", "plan_step", "price_step"]
 
@@ -82,6 +84,8 @@ def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> C
         kernels=KnownKernels(measured) if here else None,
     )
     trace = make_trace(joint, asked.inputs, manner, forward_outputs=forward_outputs)
+    if asked.options.step_in_backward and not trace.updated:
+        refuse_without_updates()
     asked.inputs.widen(trace.primals)
     lifted = lift(trace, target)
     if not asked.compiled:  # a compiler decides itself what it overwrites
@@ -114,6 +118,7 @@ def price_step(captured: Captured) -> Priced:
         target=asked.target,
         channels_last=captured.channels_last,
     )
+    lifted = with_workspaces(lifted, _owners(asked), _where_tried(asked, device))
     present = asked.target is None and not asked.only_plan
     if present and device.type == "cuda":
         _warm_up(device)
@@ -126,6 +131,26 @@ def price_step(captured: Captured) -> Priced:
     }
     graph = lifted.graph.replace(fixed=bands, boundary=outside.boundary)
     return Priced(captured, replace(lifted, graph=graph), _by_optimizer(counted))
+
+
+def _owners(asked: Asked) -> dict[int, Owned]:
+    """The optimizer and its group of each leaf that is updated inside of the backward."""
+    owned = {
+        id(parameter): Owned(optimizer, group)
+        for optimizer in stepping_optimizers(asked.options)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    leaves = zip(sorted(asked.inputs.leaves), asked.inputs.trained, strict=True)
+    some = next(iter(owned.values()), None)  # of a model on the meta device others stand for parameters
+    found = {place: owned.get(id(ref()), some) for place, ref in leaves if place in asked.inputs.stepped}
+    return {place: owner for place, owner in found.items() if owner is not None}
+
+
+def _where_tried(asked: Asked, device: torch.device) -> Tried:
+    """Where to try an update: for a device that is not here, on the CPU."""
+    target = find_device(asked.target) if asked.target else None
+    return Tried(device, device.type) if target is None else Tried(torch.device("cpu"), target.type)
 
 
 def _bands(captured: Captured, outside: OutsideLoss) -> dict[str, int]:

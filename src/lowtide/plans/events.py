@@ -11,6 +11,7 @@ breaks a rule is refused at its first bad step, so what has been read to its end
 - where a drop among those right after a run, in the same list, is of a value that the op takes, what the op
   writes is put in that value's place: the value counts no more from the run on (not in a schedule that says
   that it writes nothing in place);
+- nothing that reads a value runs after an op that updates it;
 - a forward list runs forward ops only; the backward list may run both;
 - a pinned op runs exactly once; a random op that runs more than once holds its saved random state from
   its first run to its last;
@@ -125,6 +126,7 @@ class _Judge:
         self.in_backward = False
         self.there: set[str] = set()
         self.ran: set[str] = set()
+        self.updaters = graph.updaters
 
     @cached_property
     def last_run(self) -> dict[str, int]:
@@ -183,6 +185,9 @@ class _Judge:
             self.refuse(f"runs {name!r} in the forward, but it depends on a tangent", step)
         if op.kind == "pinned" and name in self.ran:
             self.refuse(f"runs {name!r} again, but it may run only once", step)
+        if name in self.updaters and not self.ran.isdisjoint(self.updaters[name]):
+            late = next(by for by in self.updaters[name] if by in self.ran)
+            self.refuse(f"runs {name!r}, which reads what {late!r} has updated", step)
         if not self.there.issuperset(op.reads):
             missing = next(read for read in op.reads if read not in self.there)
             self.refuse(f"runs {name!r}, which reads {missing!r}, but that is not there", step)

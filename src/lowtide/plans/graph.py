@@ -87,7 +87,9 @@ class Op:
     its first run to its last when it runs more than once) or `pinned` (runs exactly once). `phase` is
     `backward` when the op depends on a tangent: such an op cannot run in the forward. `takes` are reads in
     whose place the op may put what it writes: when one of them is dropped right after a run, the written
-    value takes no bytes of its own while the op runs.
+    value takes no bytes of its own while the op runs. `updates` are given values that the op changes for good
+    (an optimizer's step on parameters does): nothing that reads one of them may run afterwards, and the op
+    is pinned.
     `module`, `source` and `target` are for people: the module path, the user's line, the operator's name.
 
     >>> from lowtide import Op
@@ -105,6 +107,7 @@ class Op:
     kind: OpKind = "pure"
     state: int = 0
     takes: tuple[str, ...] = ()
+    updates: tuple[str, ...] = ()
     module: str = ""
     source: str = ""
     target: str = ""
@@ -190,6 +193,16 @@ class Graph:
         return next((op for op in self.ops if op.returns), None)
 
     @cached_property
+    def updaters(self) -> dict[str, tuple[str, ...]]:
+        """For each op that reads a value which some op updates: those ops, before which it has to run."""
+        changed = {name: op.name for op in self.ops for name in op.updates}
+        found = {
+            op.name: tuple(dict.fromkeys(changed[name] for name in op.reads if name in changed))
+            for op in (self.ops if changed else ())
+        }
+        return {op: others for op, by in found.items() if (others := tuple(one for one in by if one != op))}
+
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of the structure and the sizes: equal for the same step whatever the prices are.
 
@@ -201,7 +214,8 @@ class Graph:
             digest.update(f"{value.name}|{value.bytes}|{value.kind}|{value.held}\n".encode())
         for op in self.ops:
             takes = f"|{op.takes}" if op.takes and self.plain_in_place else ""
-            digest.update(f"{op.name}|{op.reads}|{op.writes}|{op.phase}|{op.kind}{takes}\n".encode())
+            more = takes + (f"|updates {op.updates}" if op.updates else "")
+            digest.update(f"{op.name}|{op.reads}|{op.writes}|{op.phase}|{op.kind}{more}\n".encode())
         return digest.hexdigest()
 
     @property
@@ -299,6 +313,7 @@ def _check(graph: Graph) -> None:
             written.add(name)
     _check_phases(graph)
     _check_returned(graph)
+    _check_updates(graph)
     _check_total(graph)
     for index, value in enumerate(graph.values):
         if value.kind in ("activation", "output", "gradient") and value.name not in written:
@@ -327,7 +342,8 @@ def _check_op(op: Op, where: str, values: dict[str, Value]) -> None:
         raise FormatError(f"{where}.seconds: {op.seconds!r} is not a finite number >= 0")
     _check_count(op.workspace, f"{where}.workspace")
     _check_count(op.state, f"{where}.state")
-    for field_name, names in (("reads", op.reads), ("writes", op.writes), ("takes", op.takes)):
+    for field_name in ("reads", "writes", "takes", "updates"):
+        names = getattr(op, field_name)
         if len(set(names)) != len(names):
             raise FormatError(f"{where}.{field_name}: a value is named twice")
         for name in names:
@@ -357,6 +373,24 @@ def _check_returned(graph: Graph) -> None:
     for index, op in enumerate(graph.ops):
         if taken := returned.intersection(op.takes):
             raise FormatError(f"ops[{index}] ({op.name}).takes: {min(taken)!r} is returned to the caller")
+
+
+def _check_updates(graph: Graph) -> None:
+    """Refuse a given value that is read, or changed once more, after the op that updates it."""
+    changed: dict[str, str] = {}
+    for index, op in enumerate(graph.ops):
+        where = f"ops[{index}] ({op.name})"
+        for field_name, names in (("reads", op.reads), ("updates", op.updates)):
+            for name in changed.keys() & set(names):
+                raise FormatError(f"{where}.{field_name}: {name!r} was updated by {changed[name]!r} before")
+        for name in op.updates:
+            if graph.value[name].kind not in GIVEN_KINDS:
+                raise FormatError(f"{where}.updates: {name!r} is not given, so no op can update it")
+        if op.updates and op.kind != "pinned":
+            raise FormatError(f"{where}.kind: an op that updates a value must be 'pinned'")
+        if op.updates and graph.updaters.get(op.name):
+            raise FormatError(f"{where}.reads: an op that updates a value reads what another one updates")
+        changed.update(dict.fromkeys(op.updates, op.name))
 
 
 def _check_total(graph: Graph) -> None:

@@ -2,7 +2,8 @@
 
 A solver only decides which op runs when, and how often. Given that order, dropping each value as soon as
 nothing reads it before it is next written is best for memory and changes nothing else, so it is done once,
-here. O(runs + reads + writes).
+here. O(runs + reads + writes). So is the place of an op that updates a value: nothing may read that
+afterwards, so where a method recomputes a reader later, the update waits for it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from .graph import Graph, Op
 from .schedule import Drop, Run, Schedule, Step
 
-__all__ = ["first_order", "just_in_time", "with_drops", "without_waste"]
+__all__ = ["first_order", "just_in_time", "updates_after_reads", "with_drops", "without_waste"]
 
 
 def first_order(graph: Graph) -> tuple[list[str], list[str]]:
@@ -43,7 +44,7 @@ def first_order(graph: Graph) -> tuple[list[str], list[str]]:
     # from the forward on would only hold memory.
     backward = just_in_time(graph, (op.name for op in later if op.name not in idle), waiting)
     idle.difference_update(backward)
-    return forward, backward + [name for name in waiting if name in idle]
+    return updates_after_reads(graph, forward, backward + [name for name in waiting if name in idle])
 
 
 def _drawn(graph: Graph) -> list[Op]:
@@ -106,8 +107,32 @@ def without_waste(
     return [runs[i] for i in kept[:split]], [runs[i] for i in kept[split:]]
 
 
+def updates_after_reads(
+    graph: Graph, forward: Sequence[str], backward: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """The order with each update right after the last run that reads what it changes, if that comes later."""
+    runs, split = [*forward, *backward], len(forward)
+    if not graph.updaters:
+        return runs[:split], runs[split:]
+    last: dict[str, int] = {}
+    for index, name in enumerate(runs):
+        last.update(dict.fromkeys(graph.updaters.get(name, ()), index))
+    moved: dict[int, list[str]] = {}
+    order: list[list[str]] = []
+    for index, name in enumerate(runs):
+        late = last.get(name, -1) > index
+        if late:
+            moved.setdefault(last[name], []).append(name)
+        order.append([] if late else [name])
+        order[-1] += moved.get(index, ())
+    parts = order[:split], order[split:]
+    first, second = (list(itertools.chain.from_iterable(part)) for part in parts)
+    return first, second
+
+
 def with_drops(graph: Graph, forward: Sequence[str], backward: Sequence[str]) -> Schedule:
     """The schedule of an order of runs, with each value dropped right after its last use."""
+    forward, backward = updates_after_reads(graph, forward, backward)
     runs = [*forward, *backward]
     dying: list[list[str]] = [[] for _ in runs]
     at_start: list[str] = []

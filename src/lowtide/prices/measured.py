@@ -24,6 +24,7 @@ from ..capture.op_signature import signature
 from ..capture.rewrites.accumulate import is_accumulation
 from ..capture.rewrites.collectives import is_collective, is_wait
 from ..capture.rewrites.handing import is_handing
+from ..capture.rewrites.stepping import is_update
 from ..devices.allocator import rounded
 from ..devices.table import describe, find_device
 from ..measuring.tracker import live_storages
@@ -189,8 +190,8 @@ def _written(lifted: Lifted, op: Op, outputs: Outputs, device: torch.device) -> 
 
 
 def _is_autograds(node: fx.Node) -> bool:
-    """Whether a node does autograd's work with a gradient, and so never runs alone."""
-    return is_accumulation(node) or is_handing(node)
+    """Whether a node does autograd's or an optimizer's work with gradients, and so never runs alone."""
+    return is_accumulation(node) or is_handing(node) or is_update(node)
 
 
 def _try_op(node: fx.Node, device: torch.device, *, channels_last: bool = False) -> Price:

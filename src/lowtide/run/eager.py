@@ -2,7 +2,8 @@
 
 The function takes its arguments as one list and empties it, so that nothing outside holds on to a value
 that the schedule drops. One line per node; no interpreter, no lookups. Where gradients are handed over on the
-way, it is a generator: it yields each group as a list, for its caller to empty, and returns the rest.
+way, it is a generator: it yields each group as a list, for its caller to empty, and returns the rest. Where
+an optimizer uses them up, it gets such a list (`updates.py`).
 
 An op that overwrites an argument does so where all that it reads lies in memory as tracing foretold; else it
 makes a new tensor, as plain PyTorch does, whose strides are those that PyTorch would have chosen.
@@ -20,7 +21,9 @@ from torch import fx
 from .._torch import boxed, private, private_of
 from ..capture.fx_nodes import tensors_of
 from ..capture.rewrites.handing import is_handing
+from ..capture.rewrites.stepping import is_update
 from .in_place import overwriting
+from .updates import update_now
 
 __all__ = ["Overwrites", "compile_graph", "source_of"]
 
@@ -93,11 +96,14 @@ class _Writer:
             return []
         if node.op == "output":
             return [f"    return [{', '.join(self.text(item) for item in node.args[0])}]"]  # type: ignore[union-attr]
-        unnamed = is_handing(node)
+        unnamed = is_handing(node) or is_update(node)
         dead = [gone.name for gone in self.dying.get(node, ()) if gone is not node or not unnamed]
         freed = [f"    del {', '.join(dead)}"] if dead else []
         if unnamed:
-            return [f"    handed = {self.text(node.args[1])}", *freed, "    yield handed"]
+            goes = "yield handed"
+            if is_update(node):
+                goes = f"{self.constant(update_now, 'op')}({self.text(node.args[0])}, handed)"
+            return [f"    handed = {self.text(node.args[1])}", *freed, f"    {goes}"]
         lines = [f"    {node.name} = {self.call(node) if node not in self.in_place else self.either(node)}"]
         if self.look is not None and self.look.wanted(node):
             reads = "".join(f"{parent.name}, " for parent in node.all_input_nodes)

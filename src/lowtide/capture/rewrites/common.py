@@ -16,6 +16,7 @@ from ..fx_nodes import depends_on, has_effect, is_mutation, mutations, storage_o
 from .accumulate import is_accumulation
 from .handing import is_handing
 from .random_draws import is_drawn_in_backward, is_idle_draw
+from .stepping import is_update
 
 __all__ = [
     "conjugate_numbers",
@@ -276,7 +277,7 @@ def prune_tangents(graph: fx.Graph, missing: Sequence[fx.Node], tangents: Sequen
     for node in list(graph.nodes):
         parents = [parent for parent in node.all_input_nodes if parent in backward]
         absent = [parent for parent in parents if parent in gone]
-        if not absent or node.op == "output" or is_handing(node):
+        if not absent or node.op == "output" or _takes_gradients(node):
             continue
         if len(absent) == len(parents):
             gone.add(node)
@@ -286,12 +287,17 @@ def prune_tangents(graph: fx.Graph, missing: Sequence[fx.Node], tangents: Sequen
             for parent in absent:
                 node.replace_input_with(parent, _zeros_before(graph, node, parent))
     for node in list(graph.nodes):
-        if node.op == "output" or is_handing(node):
+        if node.op == "output" or _takes_gradients(node):
             node.args = fx.map_arg(node.args, lambda parent: None if parent in gone else parent)
     for node in filter(is_accumulation, gone):
         graph.erase_node(node)
     look_through_views(graph)
     _leave_draws_out(graph, gone, backward)
+
+
+def _takes_gradients(node: fx.Node) -> bool:
+    """Whether a node takes a list of gradients, some of which may not come."""
+    return is_handing(node) or is_update(node)
 
 
 def _leave_draws_out(graph: fx.Graph, gone: set[fx.Node], backward: set[fx.Node]) -> None:

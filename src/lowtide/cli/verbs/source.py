@@ -19,7 +19,7 @@ from .files import read_graph
 
 __all__ = ["Source", "capture", "source_of"]
 
-OF_A_STEP = ("device", "executor", "optimizer", "batch_size", "ranks")
+OF_A_STEP = ("device", "executor", "optimizer", "step_in_backward", "batch_size", "ranks")
 
 
 @dataclass(frozen=True)
@@ -64,5 +64,6 @@ def capture(named: str, chosen: argparse.Namespace) -> Plan:
             device=chosen.device,
             executor=chosen.executor,
             optimizer=chosen.optimizer,
+            step_in_backward=bool(chosen.step_in_backward),
             ranks=chosen.ranks,
         )

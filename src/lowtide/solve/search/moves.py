@@ -95,6 +95,8 @@ class Moves:
     def collect(self, value: int, after: int, policy: str) -> list[int]:
         """The ops that a move runs before `after`, in order; none when they are more than `reach`."""
         facts = self.facts
+        if not self.tape.may_run(facts.writer[value], after):
+            return []
         runs: list[int] = []
         seen: set[int] = set()
         # Depth first, each op twice on the stack: once to visit its inputs, once (ready) to be run after
@@ -121,7 +123,7 @@ class Moves:
         """Whether an input has to be recomputed, rather than wait until there."""
         tape = self.tape
         before, there = tape.around(value, after)
-        if there or not self.facts.recomputable[self.facts.writer[value]]:
+        if there or not tape.may_run(self.facts.writer[value], after):
             return False
         if policy is RECOMPUTE:
             return True

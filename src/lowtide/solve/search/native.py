@@ -36,12 +36,15 @@ __all__ = ["NativeTape", "library"]
 SOURCES = Path(__file__).parent / "c"
 
 
+_LISTS = ("read_at", "reads", "write_at", "writes", "take_at", "takes", "until_at", "untils")
+
+
 class _Facts(ctypes.Structure):
     _fields_ = (
         ("ops", ctypes.c_int32),
         ("values", ctypes.c_int32),
         ("fixed", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("read_at", "reads", "write_at", "writes", "take_at", "takes")),
+        *((name, ctypes.c_void_p) for name in _LISTS),
         *(
             (name, ctypes.c_void_p)
             for name in (
@@ -130,7 +133,12 @@ class NativeFacts:
                 for name in ("size", "own", "held", "state", "saves")
             },
         }
-        for one, many in (("read", facts.reads), ("write", facts.writes), ("take", facts.takes)):
+        for one, many in (
+            ("read", facts.reads),
+            ("write", facts.writes),
+            ("take", facts.takes),
+            ("until", facts.until),
+        ):
             starts = np.concatenate(([0], np.cumsum([len(values) for values in many])))
             self.arrays[f"{one}_at"] = starts.astype(np.int32)
             self.arrays[f"{one}s"] = np.array([v for values in many for v in values], dtype=np.int32)

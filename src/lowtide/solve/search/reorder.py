@@ -63,6 +63,7 @@ class _Scheduler:
         """The runs that must come before this one."""
         writers = (self.graph.writer.get(value) for value in op.reads)
         needs = {place[writer.name] for writer in writers if writer is not None}
+        needs.update(reader for value in op.updates for reader in self.readers.get(value, ()))
         # A chain through the ops that are not pure: each needs the one before it.
         if op.kind != "pure":
             fixed = (i for i in range(index - 1, -1, -1) if self.ops[i].kind != "pure")

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...plans.graph import Graph
-from ...plans.order import with_drops
+from ...plans.order import updates_after_reads, with_drops
 from ...plans.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -75,6 +75,9 @@ class Facts:
         self.seconds = [op.seconds for op in graph.ops] + [0.0]
         self.state = [op.state for op in graph.ops] + [0]
         self.recomputable = [op.kind != "pinned" for op in graph.ops] + [False]
+        # The ops before which one has to run: they update what it reads, once, where they stand.
+        updaters = (graph.updaters.get(op.name, ()) for op in graph.ops)
+        self.until = [[self.number[name] for name in names] for names in updaters] + [[]]
         read = {name for op in graph.ops for name in op.reads if name not in number}
         # A reader outside the tape's events would not be seen, so an op with one must run where it stands.
         self.can_wait = [op.kind == "pure" and read.isdisjoint(op.writes) for op in graph.ops] + [False]
@@ -94,6 +97,7 @@ class Facts:
 
     def order(self, forward: Iterable[str], backward: Iterable[str]) -> list[int]:
         """An order of runs by numbers, the boundary included."""
+        forward, backward = updates_after_reads(self.graph, list(forward), list(backward))
         return [
             *(self.number[name] for name in forward),
             self.boundary,
@@ -209,6 +213,11 @@ class Tape:
         index = bisect_left(events, slot)
         there = index < len(events) and self.at[events[index]] != self.facts.writer[value]
         return events[index - 1], there
+
+    def may_run(self, op: int, slot: int) -> bool:
+        """Whether an op may run once more right before a slot: nothing has changed what it reads by then."""
+        facts = self.facts
+        return facts.recomputable[op] and all(self.runs[by][0] >= slot for by in facts.until[op])
 
     def waits_from(self, value: int, event: int) -> int:
         """The first slot that is relieved when a value is dropped right after one of its events.

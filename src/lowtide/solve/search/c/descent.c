@@ -95,7 +95,7 @@ static int fetches(const Descent *d, i32 value, i32 after, int policy) {
     const Tape *t = d->tape;
     int there;
     i32 last = tape_around(t, value, after, &there);
-    if (there || !t->facts->recomputable[t->facts->writer[value]]) return 0;
+    if (there || !tape_may_run(t, t->facts->writer[value], after)) return 0;
     if (policy == RECOMPUTE) return 1;
     i32 start = tape_waits_from(t, value, last);
     return profile_most(&t->mem, start, after) + t->facts->size[value] > d->budget;
@@ -105,6 +105,7 @@ static int fetches(const Descent *d, i32 value, i32 after, int policy) {
 static i32 collect(Descent *d, i32 value, i32 after, int policy, i32 *runs) {
     const Facts *f = d->tape->facts;
     i32 todo[LONGEST * LATER], ready[LONGEST * LATER], depth = 0, count = 0, seen = 0;
+    if (!tape_may_run(d->tape, f->writer[value], after)) return 0;
     d->mark++;
     todo[depth] = f->writer[value], ready[depth++] = 0;
     while (depth) {
@@ -444,7 +445,7 @@ static void take_out(Annealing *a) {
 static void put_in(Annealing *a, i32 op, i32 slot) {
     Tape *t = a->tape;
     const Facts *f = t->facts;
-    while (slot > 0 && t->at[slot] < 0 && f->recomputable[op] && t->runs[op].at[0] < slot) {
+    while (slot > 0 && t->at[slot] < 0 && tape_may_run(t, op, slot) && t->runs[op].at[0] < slot) {
         edit(a, op, slot, 1);
         i32 reads = f->read_at[op + 1] - f->read_at[op];
         if (!reads || a->edits == EDITS || draw(a) < 0.6) return;

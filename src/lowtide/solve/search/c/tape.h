@@ -9,7 +9,7 @@
 typedef struct { /* a graph by numbers; the arrays belong to the caller. The last op is the boundary. */
     i32 ops, values;
     i64 fixed;
-    const i32 *read_at, *reads, *write_at, *writes, *take_at, *takes, *writer;
+    const i32 *read_at, *reads, *write_at, *writes, *take_at, *takes, *until_at, *untils, *writer;
     const i64 *size, *own, *held, *state, *saves;
     const double *seconds;
     const uint8_t *recomputable, *can_wait;
@@ -156,6 +156,15 @@ static i32 tape_around(const Tape *t, i32 value, i32 slot, int *there) {
     i32 index = slots_find(e, slot);
     *there = index < e->count && t->at[e->at[index]] != t->facts->writer[value];
     return index ? e->at[index - 1] : -1;
+}
+
+/* Whether an op may run once more right before a slot: nothing has changed what it reads by then. */
+static int tape_may_run(const Tape *t, i32 op, i32 slot) {
+    const Facts *f = t->facts;
+    if (!f->recomputable[op]) return 0;
+    for (i32 k = f->until_at[op]; k < f->until_at[op + 1]; k++)
+        if (t->runs[f->untils[k]].at[0] < slot) return 0;
+    return 1;
 }
 
 /* The first slot that is relieved when a value is dropped right after one of its events. */
