@@ -37,6 +37,9 @@ class Options:
       outside of the step. "auto" sets aside twice what the differentiated outputs take, which is what
       cross-entropy needs; nothing where the loss is inside.
     - `allow_breaks`: plan the pieces of a step that is not one graph, each by itself.
+    - `split`: True lets regions of the step run a chunk of rows at a time where the budget needs it (the head
+      and the loss of a language model, its MLPs), so that logits are never there as a whole; a number is that
+      of the chunks. Gradients are then equal to rounding; without it they are bitwise the same.
     - `plan`: a plan to follow instead of making one. It must keep to the budget, or without one to its own.
     - `max_plans`: how many shapes to keep plans for.
 
@@ -52,6 +55,7 @@ class Options:
     optimizer: Any = None
     outside: int | str = "auto"
     allow_breaks: bool = False
+    split: bool | int = False
     plan: Plan | None = None
     max_plans: int = 16
 
@@ -84,6 +88,8 @@ class Options:
         self._check_optimizers()
         if not isinstance(self.allow_breaks, bool):
             raise LowtideError(f"allow_breaks={self.allow_breaks!r} must be True or False")
+        if not isinstance(self.split, int) or (not isinstance(self.split, bool) and self.split < 2):
+            raise LowtideError(f"split={self.split!r} must be True, False, or a number of chunks >= 2")
         if not isinstance(self.max_plans, int) or isinstance(self.max_plans, bool) or self.max_plans < 1:
             raise LowtideError(f"max_plans={self.max_plans!r} must be a whole number >= 1")
         if self.plan is not None and not isinstance(self.plan, Plan):

@@ -26,7 +26,7 @@ from .plans.planned_step import Plan
 from .torch_state.autocast_state import State
 from .units import format_bytes
 
-__all__ = ["Asked", "Captured", "Lowered", "Planned", "Priced", "Runner", "Sketched"]
+__all__ = ["Asked", "Captured", "Lowered", "Planned", "Priced", "Runner", "Sketched", "Split"]
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,25 @@ class Sketched:
 
 
 @dataclass(frozen=True)
+class Split:
+    """The regions of a step that run in chunks of rows: each by the name of its first product, and how many.
+
+    `whole` is the uncapped peak of the step without chunks, `words` what a plan says of them.
+    """
+
+    chosen: tuple[tuple[str, int], ...]
+    whole: int
+    words: str
+
+
+@dataclass(frozen=True)
 class Asked:
     """What is asked for, and what is known of a step before it is captured.
 
     `target` names an absent device to plan for; `only_plan` stops before anything runs. `autocast` is the
     state that the backward is traced for, `beside` the bytes that are set aside for calls in flight,
     `headroom` bytes of the budget that an earlier round showed to be needed besides the plan, and `sketched`
-    what an earlier round chose. `attempt` is what all ranks of a process group call this planning.
+    what an earlier round chose; `split` is what this round chose to run in chunks. `attempt` is what all ranks of a process group call this planning.
     """
 
     options: Options
@@ -62,6 +74,7 @@ class Asked:
     beside: int = 0
     headroom: int = 0
     sketched: Sketched | None = None
+    split: Split | None = None
     attempt: str = ""
 
     def __repr__(self) -> str:

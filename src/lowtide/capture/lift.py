@@ -25,6 +25,7 @@ from ..torch_state.random_state import state_size
 from .fx_nodes import feeding, has_effect, is_item, storage_of, tensors_of
 from .rewrites.accumulate import is_accumulation
 from .rewrites.batchnorm import UPDATES_STATISTICS
+from .rewrites.by_parts import WRITES
 from .rewrites.channels_last_inputs import is_channels_last_copy
 from .rewrites.collectives import moves_only, operator_of, waited
 from .rewrites.random_draws import draws, is_idle_draw
@@ -38,7 +39,8 @@ class Lifted:
     """A graph and the way back: the fx node of each op and the node that first stands for each value.
 
     Where ops are fused, `inside` are further nodes that an op computes on the way, `traffic` is what a loop
-    moves in bytes, and `kept` are the loops whose result must be in memory for the plan to hold.
+    moves in bytes, and `kept` are the loops whose result must be in memory for the plan to hold. `written` are
+    the values that are written a part at a time, each with what stands for its last part.
     """
 
     graph: Graph
@@ -48,6 +50,7 @@ class Lifted:
     inside: dict[str, tuple[fx.Node, ...]] = field(default_factory=dict)
     traffic: dict[str, int] = field(default_factory=dict)
     kept: frozenset[str] = frozenset()
+    written: dict[str, str] = field(default_factory=dict)
 
 
 def lift(trace: Trace, target: Device | None = None) -> Lifted:
@@ -68,6 +71,7 @@ class _Lifting:
         self.bytes_of: dict[str, int] = {}
         self.node_of: dict[str, fx.Node] = {}
         self.viewed: dict[fx.Node, list[str]] = {}
+        self.written: dict[str, str] = {}
         self.ops: list[Op] = []
         self.inputs: dict[str, ValueKind] = {}
 
@@ -80,7 +84,7 @@ class _Lifting:
         for primal in self.trace.accumulating:  # also where autograd adds, after the step or in it
             self.add_present_gradient(primal)
         graph = Graph(ops=tuple(self.ops), values=tuple(self.values()), device=self.label, prices="none")
-        return Lifted(graph, self.node_of, self.root_of, self.value_of)
+        return Lifted(graph, self.node_of, self.root_of, self.value_of, written=self.written)
 
     def give(self, node: fx.Node) -> None:
         """A placeholder or constant: a value that is there before it is read."""
@@ -120,6 +124,8 @@ class _Lifting:
                 writes.append(self.new_value(holder, tensor))
         if writes or has_effect(node) or is_idle_draw(node):
             self.add_op(node, reads, writes, unread)
+            if node.target in WRITES:  # what reads it from here on reads what was written into it
+                self.written[self.value_of[node.args[0]]] = node.name  # type: ignore[index]
         # A tuple of views (split, unbind): its items belong to what it looks at.
         elif several and reads:
             self.value_of[node] = reads[0]
@@ -165,7 +171,8 @@ class _Lifting:
         return name
 
     def reads(self, node: fx.Node) -> list[str]:
-        return [name for parent in node.all_input_nodes for name in self.values_read_through(parent)]
+        found = [name for parent in node.all_input_nodes for name in self.values_read_through(parent)]
+        return found + [self.written[name] for name in found if name in self.written]
 
     def values_read_through(self, node: fx.Node) -> list[str]:
         """The values that a node stands for, or is computed from where it is a number."""
