@@ -31,6 +31,7 @@ from ..capture.rewrites.by_parts import (
     start_rows,
     start_total,
 )
+from ..capture.rewrites.common import look_anew
 from ..capture.rewrites.random_draws import draws
 from ..capture.trace import Trace
 from ..errors import LowtideError
@@ -335,7 +336,10 @@ class _Unrolling:
         """Let what is outside read the new nodes, and take the old ones away."""
         new = {**self.sums, **self.joined}
         for node, by in new.items():
+            outside = [user for user in node.users if user not in self.region.outcome]
             node.replace_all_uses_with(by, delete_user_cb=lambda user: user not in self.region.outcome)
+            for user in outside:
+                look_anew(user, node.meta["val"])
         for results in (self.trace.outputs, self.trace.gradients):
             results[:] = [new.get(node, node) if isinstance(node, fx.Node) else node for node in results]
         for node in reversed(list(self.graph.nodes)):
