@@ -63,7 +63,8 @@ class Asked:
     `target` names an absent device to plan for; `only_plan` stops before anything runs. `autocast` is the
     state that the backward is traced for, `beside` the bytes that are set aside for calls in flight,
     `headroom` bytes of the budget that an earlier round showed to be needed besides the plan, and `sketched`
-    what an earlier round chose; `split` is what this round chose to run in chunks. `attempt` is what all ranks of a process group call this planning.
+    what an earlier round chose; `split` is what this round chose to run in chunks. `attempt` is what all
+    ranks of a process group call this planning.
     """
 
     options: Options

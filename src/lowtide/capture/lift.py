@@ -39,8 +39,8 @@ class Lifted:
     """A graph and the way back: the fx node of each op and the node that first stands for each value.
 
     Where ops are fused, `inside` are further nodes that an op computes on the way, `traffic` is what a loop
-    moves in bytes, and `kept` are the loops whose result must be in memory for the plan to hold. `written` are
-    the values that are written a part at a time, each with what stands for its last part.
+    moves in bytes, and `kept` are the loops whose result must be in memory for the plan to hold.
+    `written` are the values that are written a part at a time, each with what stands for its last part.
     """
 
     graph: Graph

@@ -42,7 +42,9 @@ def rounding_of(
     except (torch.OutOfMemoryError, RuntimeError, TypeError):
         return None
     names = [name for name, tensor in exact.items() if name.startswith("gradients") and tensor is not None]
-    errors = [max((_error(step.get(name), exact[name]) for name in names), default=0.0) for step in (plain, capped)]
+    errors = [
+        max((_error(step.get(name), exact[name]) for name in names), default=0.0) for step in (plain, capped)
+    ]
     return Rounding(*errors) if all(map(math.isfinite, errors)) else None
 
 

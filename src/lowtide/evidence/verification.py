@@ -16,7 +16,7 @@ state are as they were.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -139,8 +139,8 @@ class Verification:
         lines = [f"  {name:15} {figure:>12}  {remark}".rstrip() for name, figure, remark in rows]
         if self.plan.split:
             lines.append(
-                "  note: the step runs in chunks of rows, as split= asks for: what is summed over rows is equal "
-                "to rounding" + ("" if self.compiled else "; the cap changed no bit of it" if self.exact else "")
+                "  note: the step runs in chunks of rows, as split= asks for: what is summed over rows is "
+                "equal to rounding" + ("; the cap changed no bit of it" if self.rounds else "")
             )
             if self.rounding is not None:
                 lines.append(
@@ -224,7 +224,9 @@ def verify(
                 keeping = {**options, "method": "keep_all", "plan": None}
                 with silence():
                     if plan.split and not compiled:
-                        reference, _, _ = _run_capped(trial, model, None, {**options, "plan": _keeping_all(plan)})
+                        reference, _, _ = _run_capped(
+                            trial, model, None, {**options, "plan": _keeping_all(plan)}
+                        )
                     else:
                         reference, _, _ = _run_capped(trial, model, "free", keeping)
             if different:
@@ -237,7 +239,8 @@ def verify(
         different = _differences(reference, capped, frozenset({*reference[0], *capped[0]}))
     found = (different, different if compiled else _differences(reference, capped, rounded))
     different, inexact = (tuple(name for name in names if name not in unstable) for names in found)
-    far = tuple(name for name in different if compiled or not _all_close(plain, capped, name))
+    lowest = [dtype for _, dtype in trial.autocast] if plan.split else []  # which sums are rounded to
+    far = tuple(name for name in different if compiled or not _all_close(plain, capped, name, lowest))
     later = set() if compiled else {*_differences(plain[1:], capped[1:], rounded)}
     only_first = () if compiled else tuple(name for name in different if name not in later)
     compared: dict[str, int] = {}
@@ -283,8 +286,8 @@ def _differences(left: Steps, right: Steps, rounded: frozenset[str] = frozenset(
     return tuple(name for name in names if not equal(name))
 
 
-def _all_close(left: Steps, right: Steps, name: str) -> bool:
-    return all(_close(a.get(name), b.get(name)) for a, b in zip(left, right, strict=True))
+def _all_close(left: Steps, right: Steps, name: str, dtypes: Sequence[torch.dtype]) -> bool:
+    return all(_close(a.get(name), b.get(name), dtypes) for a, b in zip(left, right, strict=True))
 
 
 def _same(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
@@ -296,9 +299,9 @@ def _same(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
     return torch.equal(*flat)
 
 
-def _close(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
-    """Whether two tensors agree to half of the digits that their dtype has."""
+def _close(left: torch.Tensor | None, right: torch.Tensor | None, dtypes: Sequence[torch.dtype] = ()) -> bool:
+    """Whether two tensors agree to half of the digits that their dtype, or the least of some others, has."""
     if left is None or right is None or not left.dtype.is_floating_point or left.dtype != right.dtype:
         return _same(left, right)
     gap, whole = (t.double().norm().item() for t in (left - right, left))
-    return bool(gap <= torch.finfo(left.dtype).eps ** 0.5 * whole)
+    return bool(gap <= max(torch.finfo(dtype).eps for dtype in (left.dtype, *dtypes)) ** 0.5 * whole)

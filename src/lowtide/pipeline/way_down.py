@@ -16,6 +16,7 @@ from torch import fx
 from .._torch import frees_tangents, private
 from ..capture.known_kernels import KnownKernels
 from ..capture.lift import Lifted, lift
+from ..capture.rewrites.collectives import is_collective
 from ..capture.torch_errors import OnlyPlanned
 from ..capture.trace import Manner, Trace, device_of, make_trace
 from ..capture.untouched import with_tangents_that_come, without_untouched
@@ -77,6 +78,11 @@ def _planned(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> Plann
         return choose(asked, marked, price=priced, limits=Limits(), plan=plan_step)
     captured = capture_step(asked, joint, forward_outputs)
     if asked.options.split or (asked.options.plan is not None and asked.options.plan.split):
+        if any(map(is_collective, captured.trace.graph.nodes)):
+            raise LowtideError(
+                "split= is not there yet for steps with collectives, whose ranks must choose alike: leave it "
+                "out"
+            )
         return choose_split(
             asked, captured, capture=recaptured, price=price_step, limits=Limits(), plan=plan_step
         )
@@ -91,9 +97,7 @@ def _plan_or_hint(captured: Captured) -> Planned:
         asked = captured.asked
         if asked.compiled or asked.headroom or asked.options.plan is not None:
             raise
-        found = possible_with_split(
-            asked, captured, capture=recaptured, price=price_step, limits=Limits()
-        )
+        found = possible_with_split(asked, captured, capture=recaptured, price=price_step, limits=Limits())
         if found is None or found >= error.smallest:
             raise
         raise with_split(error, found) from None

@@ -35,8 +35,8 @@ def with_split(error: BudgetTooSmall, peak: int) -> BudgetTooSmall:
     """The error, with the peak that the step can have if regions of it run in chunks of rows."""
     enough = "fits" if peak <= error.budget else "is possible"
     return BudgetTooSmall(
-        f"{error} With split=True, which runs the head and MLPs a chunk of rows at a time (gradients equal to "
-        f"rounding), {format_bytes(peak)} ({peak} bytes) {enough}.",
+        f"{error} With split=True, which runs the head and MLPs a chunk of rows at a time (gradients equal "
+        f"to rounding), {format_bytes(peak)} ({peak} bytes) {enough}.",
         budget=error.budget,
         smallest=error.smallest,
         parts=error.parts,

@@ -21,13 +21,13 @@ from typing import Protocol
 
 from ..capture.trace import Trace
 from ..console.log import log
-from ..errors import BudgetTooSmall
+from ..errors import BudgetTooSmall, PlanMismatch
 from ..plans.graph import Graph
 from ..solve.quick import quick, smallest
 from ..solve.search.ladder import Rung
 from ..stages import Asked, Captured, Planned, Priced, Split
 from .regions import Region, find_regions, region_of
-from .unroll import CannotSplit, chunks_of, copied, unroll
+from .unroll import CannotSplitError, chunks_of, copied, unroll
 
 __all__ = ["choose", "possible_with_split"]
 
@@ -129,7 +129,7 @@ class Ways:
                 for name, number in chosen:
                     region = region_of(trace, name)
                     if region is None:
-                        raise CannotSplit(f"the step has no region {name!r} that could be split")
+                        raise CannotSplitError(f"the step has no region {name!r} that could be split")
                     unroll(trace, region, number, compiled=self.asked.compiled)
             asked = replace(self.asked, split=Split(chosen, self.whole, self.words(chosen)))
             priced = self.price(self.capture(asked, self.step, trace))
@@ -171,7 +171,10 @@ def choose(
     ways = Ways(asked, step, capture=capture, price=price, limits=limits)
     exact = ways.draft(())
     if asked.options.plan is not None:
-        return plan(ways.draft(asked.options.plan.split).priced)
+        try:
+            return plan(ways.draft(asked.options.plan.split).priced)
+        except CannotSplitError as error:
+            raise PlanMismatch(f"the plan was made for another step: {error}") from None
     if asked.options.budget is None and asked.options.split is not True:
         return plan(ways.draft(_every(ways)).priced)
     if asked.options.budget is None or not ways.regions or _is_free(exact):
@@ -226,7 +229,7 @@ def _finer(ways: Ways, before: Chosen, kind: Sequence[Region], *, smallest_only:
 def _attempt(ways: Ways, chosen: Chosen) -> Draft | None:
     try:
         return ways.draft(chosen)
-    except CannotSplit as error:
+    except CannotSplitError as error:
         log.info(str(error))
         return None
 
@@ -248,7 +251,13 @@ def possible_with_split(
     asked: Asked, step: Captured, *, capture: Capture, price: Price, limits: Limits
 ) -> int | None:
     """A peak that the step can have with split=True, by a quick look; None where it has nothing to split."""
-    ways = Ways(replace(asked, options=replace(asked.options, split=True)), step, capture=capture, price=price, limits=limits)
+    ways = Ways(
+        replace(asked, options=replace(asked.options, split=True)),
+        step,
+        capture=capture,
+        price=price,
+        limits=limits,
+    )
     kinds = [kind for kind in ways.kinds() if ways.numbers(kind[0])][:2]
     if not kinds:
         return None

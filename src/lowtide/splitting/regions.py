@@ -222,7 +222,7 @@ class _Growth:
                     self.add(node)
 
     def is_whole(self) -> bool:
-        """Whether each node that reads rows of the region does so row by row; others get them put together."""
+        """Whether each node that reads rows of the region does so row by row."""
         for node, part in self.parts.items():
             for parent in node.all_input_nodes:
                 if part.rows.get(parent) != self.outcome.get(parent) and isinstance(

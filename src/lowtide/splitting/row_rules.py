@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..capture.fx_nodes import is_item, tensors_of
+from ..capture.fx_nodes import has_effect, is_item, tensors_of
 from ..capture.kernel_outputs import items_of
 from ..capture.op_classes import type_of
 from .spans import Span, aligned, chunk_size, permuted, reshaped, rows_in
@@ -58,8 +58,8 @@ def part_of(node: fx.Node, known: Known, want: Span | None = None) -> Part | Non
     """How a node runs on chunks, given where rows are in some of its inputs or should be in its result."""
     if node.op != "call_function" or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
         return None
-    if is_item(node):
-        return None  # it is what its source is
+    if is_item(node) or has_effect(node):
+        return None  # an item is what its source is
     rule = _RULES.get(type_of(node))
     if rule is None and torch.Tag.pointwise in getattr(node.target, "tags", ()):
         rule = _pointwise
@@ -348,7 +348,9 @@ def _norm_backward(node: fx.Node, known: Known, want: Span | None) -> Part | Non
     span = known.get(gradient) or known.get(source) or want
     if span is None or span[1] > _tensor(source).ndim - len(normalized):  # type: ignore[arg-type]
         return None
-    rows = dict.fromkeys([gradient, source, *(each for each in statistics if isinstance(each, fx.Node))], span)
+    rows = dict.fromkeys(
+        [gradient, source, *(each for each in statistics if isinstance(each, fx.Node))], span
+    )
     items = node.meta["val"]
     present = [isinstance(item, torch.Tensor) for item in items]
     outputs = tuple((span if at == 0 else Total()) if there else None for at, there in enumerate(present))

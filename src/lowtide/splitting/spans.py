@@ -2,8 +2,8 @@
 
 The logits of two sequences of eight tokens may be [2, 8, V] or [16, V], transposed [V, 16]: all have their
 16 rows in one span of dimensions, in the same order. A chunk of r rows has 1 in the place of each dimension
-of the span but the last, and r there: so it has as many dimensions as the whole, the same call runs on it, and
-it broadcasts as the whole does.
+of the span but the last, and r there: so it has as many dimensions as the whole, the same call runs on it,
+and it broadcasts as the whole does.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def permuted(span: Span, order: Sequence[int]) -> Span | None:
     return places[0], places[-1] + 1
 
 
-def aligned(tensor: torch.Tensor, like: torch.Tensor, span: Span) -> Span | None | bool:
+def aligned(tensor: torch.Tensor, like: torch.Tensor, span: Span) -> Span | bool | None:
     """Where the rows are in a tensor that is broadcast to another; False for none, None where it has a part.
 
     With two sequences, what is there for each position of both is such a part.

@@ -4,10 +4,9 @@ A chunk's nodes stand together, so that a step that keeps nothing has one chunk 
 the step saves for the other is saved chunk by chunk, and the planner may keep or recompute each. Rows that
 leave the region are put together, sums over rows are added up in at least single precision and rounded once.
 
-Order: nodes of a region that depend on one another by way of something outside, or of a finished sum (the
-backward of a mean loss needs the weights of all rows), are in different phases; a phase runs all of its
-chunks before the next one begins. An edge of the new graph always leads from a copy of one node to a copy of
-a node that reads it, so the new graph has no cycle if the old one has none.
+Order: a phase (`phases.py`) runs all of its chunks before the next one begins. An edge of the new graph
+always leads from a copy of one node to a copy of a node that reads it, so the new graph has no cycle if the
+old one has none.
 """
 
 from __future__ import annotations
@@ -35,11 +34,12 @@ from ..capture.rewrites.common import look_anew
 from ..capture.rewrites.random_draws import draws
 from ..capture.trace import Trace
 from ..errors import LowtideError
+from .phases import phases_of
 from .regions import Region, late_nodes
 from .row_rules import Total, sum_dtype
 from .spans import Span, chunk_size, merged_size
 
-__all__ = ["CannotSplit", "chunks_of", "copied", "unroll"]
+__all__ = ["CannotSplitError", "chunks_of", "copied", "unroll"]
 
 aten = torch.ops.aten
 
@@ -92,7 +92,7 @@ class _Unrolling:
         self.trace, self.region, self.chunks, self.compiled = trace, region, chunks, compiled
         self.graph = trace.graph
         self.late = late_nodes(trace)
-        self.phase = self.phases()
+        self.phase = phases_of(trace, region, self.late)
         self.copies: dict[tuple[fx.Node, int], fx.Node] = {}
         self.flat: dict[tuple[fx.Node, Span], fx.Node] = {}
         self.sums: dict[fx.Node, fx.Node] = {}
@@ -115,33 +115,8 @@ class _Unrolling:
             else:
                 self.move(node)
         if [node for node in self.graph.nodes if _keeps_its_turn(node) and node in self.done] != order:
-            raise CannotSplit(f"splitting {self.region.module} would change the order of random numbers")
+            raise CannotSplitError(f"splitting {self.region.module} would change the order of random numbers")
         self.put_in_place()
-
-    def phases(self) -> dict[fx.Node, int]:
-        """The phase of each node of the region: what must be complete before it is one less."""
-        early = self.levels(0)
-        forward = [level for node, level in early.items() if node not in self.late]
-        return self.levels(max(forward, default=-1) + 1)
-
-    def levels(self, backward: int) -> dict[fx.Node, int]:
-        parts, outcome = self.region.parts, self.region.outcome
-        level: dict[fx.Node, int] = {}
-        outside: dict[fx.Node, int] = {}
-        for node in self.graph.nodes:
-            needs = []
-            for parent in node.all_input_nodes:
-                if parent not in outcome:
-                    needs.append(outside.get(parent, 0))
-                elif is_item(node) or (node in parts and parent in parts[node].rows):
-                    needs.append(level[parent])
-                else:
-                    needs.append(level[parent] + 1)
-            if node in outcome:
-                level[node] = max([*needs, backward if node in self.late else 0])
-            else:
-                outside[node] = max(needs, default=0)
-        return level
 
     def move(self, node: fx.Node) -> None:
         """Leave a node outside of the region where it is, after all that it reads."""
@@ -304,9 +279,7 @@ class _Unrolling:
         self.place = node
         if outcome.by is not None:
             source: Any = node.args[0]
-            weights = next(
-                item for item in source.users if is_item(item) and item.args[1] == outcome.by
-            )
+            weights = next(item for item in source.users if is_item(item) and item.args[1] == outcome.by)
             total = self.call(aten.div.Tensor, total, self.sums[weights])
         elif outcome.over > 1:
             total = self.call(aten.div.Tensor, total, outcome.over)
@@ -368,10 +341,10 @@ _OF_ONE_CALL = ("val", "tensor_meta", "eager_input_vals")
 """What the meta of a node says about its own arguments and results."""
 
 
-class CannotSplit(LowtideError):
+class CannotSplitError(LowtideError):
     """A region that must stay as it is."""
 
 
 def _keeps_its_turn(node: fx.Node) -> bool:
-    """Whether a node draws random numbers or changes something: such nodes run in the order that they have."""
+    """Whether a node draws random numbers or changes something: such nodes run in the order they have."""
     return node.op == "call_function" and not is_by_parts(node) and (has_effect(node) or draws(node))
