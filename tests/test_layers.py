@@ -36,10 +36,11 @@ LAYERS = {  # the pipeline from below; a room may import the base and what is na
     "ranks": {"capture", "devices", "plans", "prices", "stages"},
     "run": {"capture", "console", "devices", "measuring", "planner", "plans", "prices", "stages"},
     "sketching": {"capture", "console", "measuring", "plans", "solve", "stages"},
+    "splitting": {"capture", "console", "plans", "solve", "stages"},
     "pipeline": {
         "stages",
         *("capture", "console", "devices", "ranks", "fusion", "lowering", "options", "planner"),
-        *("plans", "prices", "run", "sketching", "torch_state"),
+        *("plans", "prices", "run", "sketching", "splitting", "torch_state"),
     },
     "sharded": {
         "stages",

@@ -44,6 +44,9 @@ class Options:
       to the end; "free" counts on nobody holding it, and refuses a backward where somebody does and that does
       not fit. For the eager executor; elsewhere it counts as held.
     - `allow_breaks`: plan the pieces of a step that is not one graph, each by itself.
+    - `split`: True lets regions of the step run a chunk of rows at a time where the budget needs it (the head
+      and the loss of a language model, its MLPs), so that logits are never there as a whole; a number is that
+      of the chunks. Gradients are then equal to rounding; without it they are bitwise the same.
     - `plan`: a plan to follow instead of making one. It must keep to the budget, or without one to its own.
     - `max_plans`: how many shapes to keep plans for.
 
@@ -61,6 +64,7 @@ class Options:
     outside: int | str = "auto"
     outputs: str = "auto"
     allow_breaks: bool = False
+    split: bool | int = False
     plan: Plan | None = None
     max_plans: int = 16
 
@@ -101,6 +105,8 @@ class Options:
                 raise LowtideError(f"{name}={getattr(self, name)!r} must be True or False")
         if self.step_in_backward:
             self._check_step_in_backward()
+        if not isinstance(self.split, int) or (not isinstance(self.split, bool) and self.split < 2):
+            raise LowtideError(f"split={self.split!r} must be True, False, or a number of chunks >= 2")
         if not isinstance(self.max_plans, int) or isinstance(self.max_plans, bool) or self.max_plans < 1:
             raise LowtideError(f"max_plans={self.max_plans!r} must be a whole number >= 1")
         if self.plan is not None and not isinstance(self.plan, Plan):

@@ -26,7 +26,7 @@ from .plans.planned_step import Plan
 from .torch_state.autocast_state import State
 from .units import format_bytes
 
-__all__ = ["Asked", "Captured", "Lowered", "Planned", "Priced", "Runner", "Sketched"]
+__all__ = ["Asked", "Captured", "Lowered", "Planned", "Priced", "Runner", "Sketched", "Split"]
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,27 @@ class Sketched:
 
 
 @dataclass(frozen=True)
+class Split:
+    """The regions of a step that run in chunks of rows: each by the name of its first product, and how many.
+
+    `whole` is the uncapped peak of the step without chunks, `words` what a plan says of them.
+    """
+
+    chosen: tuple[tuple[str, int], ...]
+    whole: int
+    words: str
+
+
+@dataclass(frozen=True)
 class Asked:
     """What is asked for, and what is known of a step before it is captured.
 
     `target` names an absent device to plan for; `only_plan` stops before anything runs. `autocast` is the
     state that the backward is traced for, `called_in` the one around the call. `beside` are the bytes that
     are set aside for calls in flight, `headroom` bytes of the budget that an earlier round showed to be
-    needed besides the plan, and `sketched` what an earlier round chose. `released` are the places of results
-    that the caller was seen to let go of, None where nothing is known of that. `attempt` is what all ranks of
-    a process group call this planning.
+    needed besides the plan, and `sketched` what an earlier round chose; `split` is what this round chose to
+    run in chunks. `released` are the places of results that the caller was seen to let go of, None where
+    nothing is known of that. `attempt` is what all ranks of a process group call this planning.
     """
 
     options: Options
@@ -66,6 +78,7 @@ class Asked:
     headroom: int = 0
     sketched: Sketched | None = None
     released: frozenset[int] | None = None
+    split: Split | None = None
     attempt: str = ""
 
     def __repr__(self) -> str:

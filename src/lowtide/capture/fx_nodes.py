@@ -13,6 +13,7 @@ from .._torch import private_of, storage_key
 from ..errors import CaptureError
 from .rewrites import batchnorm
 from .rewrites.accumulate import is_accumulation
+from .rewrites.by_parts import is_by_parts
 from .rewrites.collectives import is_collective, is_wait
 from .rewrites.handing import is_handing
 from .rewrites.stepping import is_update
@@ -84,7 +85,7 @@ def is_mutation(node: fx.Node) -> bool:
 
 def has_effect(node: fx.Node) -> bool:
     """Whether a node must run even when nothing reads it."""
-    if is_mutation(node) or is_accumulation(node) or is_handing(node) or is_update(node):
+    if is_mutation(node) or any(has(node) for has in (is_accumulation, is_handing, is_update, is_by_parts)):
         return True
     if node.target in batchnorm.UPDATES_STATISTICS:
         return True

@@ -26,6 +26,7 @@ from .fx_nodes import feeding, has_effect, is_item, storage_of, tensors_of
 from .in_place import InPlace
 from .rewrites.accumulate import is_accumulation
 from .rewrites.batchnorm import UPDATES_STATISTICS
+from .rewrites.by_parts import WRITES
 from .rewrites.channels_last_inputs import is_channels_last_copy
 from .rewrites.collectives import moves_only, operator_of, waited
 from .rewrites.random_draws import draws, is_idle_draw
@@ -41,7 +42,8 @@ class Lifted:
 
     Where ops are fused, `inside` are further nodes that an op computes on the way, `traffic` is what a loop
     moves in bytes, and `kept` are the loops whose result must be in memory for the plan to hold. Where they
-    run one by one, `in_place` is how an op overwrites each of the values that it takes.
+    run one by one, `in_place` is how an op overwrites each of the values that it takes. `written` are the
+    values that are written a part at a time, each with what stands for its last part.
     """
 
     graph: Graph
@@ -52,6 +54,7 @@ class Lifted:
     traffic: dict[str, int] = field(default_factory=dict)
     kept: frozenset[str] = frozenset()
     in_place: dict[str, dict[str, InPlace]] = field(default_factory=dict)
+    written: dict[str, str] = field(default_factory=dict)
 
 
 def lift(trace: Trace, target: Device | None = None) -> Lifted:
@@ -72,6 +75,7 @@ class _Lifting:
         self.bytes_of: dict[str, int] = {}
         self.node_of: dict[str, fx.Node] = {}
         self.viewed: dict[fx.Node, list[str]] = {}
+        self.written: dict[str, str] = {}
         self.ops: list[Op] = []
         self.inputs: dict[str, ValueKind] = {}
 
@@ -86,7 +90,7 @@ class _Lifting:
         graph = Graph(
             ops=tuple(_updates_last(self.ops)), values=tuple(self.values()), device=self.label, prices="none"
         )
-        return Lifted(graph, self.node_of, self.root_of, self.value_of)
+        return Lifted(graph, self.node_of, self.root_of, self.value_of, written=self.written)
 
     def give(self, node: fx.Node) -> None:
         """A placeholder or constant: a value that is there before it is read."""
@@ -126,6 +130,8 @@ class _Lifting:
                 writes.append(self.new_value(holder, tensor))
         if writes or has_effect(node) or is_idle_draw(node):
             self.add_op(node, reads, writes, unread)
+            if node.target in WRITES:  # what reads it from here on reads what was written into it
+                self.written[self.value_of[node.args[0]]] = node.name  # type: ignore[index]
         # A tuple of views (split, unbind): its items belong to what it looks at.
         elif several and reads:
             self.value_of[node] = reads[0]
@@ -177,7 +183,8 @@ class _Lifting:
         return name
 
     def reads(self, node: fx.Node) -> list[str]:
-        return [name for parent in node.all_input_nodes for name in self.values_read_through(parent)]
+        found = [name for parent in node.all_input_nodes for name in self.values_read_through(parent)]
+        return found + [self.written[name] for name in found if name in self.written]
 
     def values_read_through(self, node: fx.Node) -> list[str]:
         """The values that a node stands for, or is computed from where it is a number."""

@@ -107,6 +107,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     _add_method(parser)
     parser.add_argument("--report", metavar="HTML", help="write the plan as one HTML file")
     _add_of_a_step(parser)
+    _add_split(parser)
     _add_output(parser, "plan")
 
 
@@ -141,6 +142,7 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
     _add_budget(parser, required=True)
     _add_method(parser)
     _add_executor(parser)
+    _add_split(parser)
     _add_batch_size(parser)
     _add_json(parser)
 
@@ -201,6 +203,11 @@ def _add_executor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--executor", choices=EXECUTORS, metavar="NAME", help=executor)
 
 
+def _add_split(parser: argparse.ArgumentParser) -> None:
+    split = "let the head and MLPs run in chunks of rows, as many as needed or N; equal to rounding"
+    parser.add_argument("--split", nargs="?", const=True, type=_chunks, metavar="N", help=split)
+
+
 def _add_optimizer(parser: argparse.ArgumentParser) -> None:
     optimizer = "count the state of this optimizer, as in AdamW"
     parser.add_argument("--optimizer", metavar="NAME", help=optimizer)
@@ -231,6 +238,12 @@ def _method(name: str) -> str:
 def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+    return int(text)
+
+
+def _chunks(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of chunks, which is 2 or more")
     return int(text)
 
 

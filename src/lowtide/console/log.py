@@ -73,7 +73,7 @@ def planning() -> AbstractContextManager[Any]:
 def say_plan(plan: Plan) -> None:
     """One line about a new plan."""
     budget = "none" if plan.budget is None else format_bytes(plan.budget)
-    if plan.method == "keep_all":
+    if plan.method == "keep_all" and not plan.split:
         log.info("nothing to do: the uncapped peak %s fits the budget %s", format_bytes(plan.peak), budget)
         return
     log.info(

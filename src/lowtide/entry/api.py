@@ -67,6 +67,7 @@ def cap(
     The executor "eager" runs the plan op by op: gradients, buffers and random state are bitwise those of the
     same step keeping everything. "inductor" compiles it into the fused kernels of torch.compile: the peak is
     that of the compiled buffers, and gradients agree with the same executor uncapped to the dtype's rounding.
+    With `split=True` the head, the loss and MLPs may run a chunk of rows at a time where the budget needs it.
     With `step_in_backward` the optimizer updates each parameter inside of the backward, as soon as its
     gradient is complete, and the gradient goes. See `lowtide.options.Options` for the other options.
 
@@ -116,6 +117,8 @@ def _capped(model: torch.nn.Module, options: Options) -> Capped:
         return Capped(_call_of(model), options, module=model)
     if options.step_in_backward:
         refuse_ranks(sharded=True)
+    if options.split:
+        raise LowtideError("split= is not there yet for models that fully_shard was called on: leave it out")
     from .capped_units import CappedUnits
 
     return CappedUnits(_call_of(model), options, module=model)

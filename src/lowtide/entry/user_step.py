@@ -173,11 +173,15 @@ def capture_step(
     optimizer: Any = None,
     step_in_backward: bool = False,
     ranks: int | None = None,
+    **options: Any,
 ) -> Plan:
-    """The plan that keeps everything of a step; `optimizer` is a class of torch.optim, or its name."""
+    """The plan of a step, which keeps everything unless the options, those of `plan`, have a budget.
+
+    `optimizer` is a class of torch.optim, or its name.
+    """
     from .api import plan
 
-    options: dict[str, Any] = {"executor": executor} if executor else {}
+    options |= {"executor": executor} if executor else {}
     if optimizer is not None:
         options["optimizer"] = _optimizer(optimizer, step.model)
     if step_in_backward:

@@ -61,7 +61,8 @@ class Handing:
                 value := self.value(gradient)
             ) in made:  # else it comes from elsewhere, and leaves at the end
                 parameter = self.value(self.trace.primals[place])
-                found.setdefault(max(made[value], read.get(parameter, -1)), []).append(place)
+                complete = made[self.lifted.written.get(value, value)]
+                found.setdefault(max(complete, read.get(parameter, -1)), []).append(place)
         return found
 
     def due(self, index: int) -> Iterator[tuple[tuple[int, ...], list[fx.Node]]]:

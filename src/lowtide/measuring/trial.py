@@ -131,6 +131,14 @@ class Trial:
             state.step()
         return self.results(holder[0], batch, kwargs), taken
 
+    def draws(self, results: dict[str, Any]) -> bool:
+        """Whether a step that came to these results has drawn random numbers."""
+        return any(
+            not torch.equal(state.cpu(), results[f"random state {name}"])
+            for name, state in self.random.items()
+            if f"random state {name}" in results
+        )
+
     def device(self) -> torch.device:
         tensors = [*self.parameters.values(), *_tensors(self.inputs)]
         return next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))

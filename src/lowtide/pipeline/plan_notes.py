@@ -39,6 +39,8 @@ def notes_on(trace: Trace, graph: Graph, asked: Asked) -> Iterator[str]:
         yield "the step may have graph breaks: the promise covers each captured piece by itself"
     if asked.sketched is not None:
         yield asked.sketched.words
+    if asked.split is not None and asked.options.split:
+        yield asked.split.words
     if trace.updated:
         yield _on_updates(trace, graph, asked)
 

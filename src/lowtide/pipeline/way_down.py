@@ -16,20 +16,22 @@ from torch import fx
 from .._torch import frees_tangents, private
 from ..capture.in_place import with_places
 from ..capture.known_kernels import KnownKernels
-from ..capture.lift import lift
+from ..capture.lift import Lifted, lift
+from ..capture.rewrites.collectives import is_collective
 from ..capture.torch_errors import OnlyPlanned
-from ..capture.trace import Manner, device_of, make_trace
+from ..capture.trace import Manner, Trace, device_of, make_trace
 from ..capture.untouched import with_tangents_that_come, without_untouched
 from ..devices.baseline import State, fixed_bands, states
 from ..devices.memory import DeviceMemory, memory_of
 from ..devices.table import find_device
-from ..errors import BudgetTooSmall
+from ..errors import BudgetTooSmall, LowtideError
 from ..fusion.fused_graph import fuse
 from ..lowering.changed_inputs import Watch, Watched
 from ..lowering.lower import lower
 from ..lowering.rereads import read_otherwise
 from ..planner.budgets import resolve
 from ..planner.follow import follow, refuse_if_too_large
+from ..planner.too_small import with_split
 from ..planner.under_budget import plan_graph, uncapped_peak
 from ..plans.planned_step import Plan
 from ..prices.measured import Kernels
@@ -40,6 +42,8 @@ from ..run.inductor.images import hand_over_channels_last, prefers_channels_last
 from ..sketching.choose import choose
 from ..sketching.marks import has_marks
 from ..sketching.replace import MarkedStep
+from ..splitting.choose import choose as choose_split
+from ..splitting.choose import possible_with_split
 from ..stages import Asked, Captured, Lowered, Planned, Priced
 from ..torch_state.autocast_state import under_autocast
 from .in_flight import BAND
@@ -65,9 +69,38 @@ def _planned(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> Plann
         return price_step(capture_step(asked, joint, forward_outputs))
 
     if has_marks(joint.graph):
+        if asked.options.split:
+            raise LowtideError(
+                "split= and layers that may keep a sketch are not planned together: leave split= out, or "
+                "lowtide.unsketch(model) first"
+            )
         marked = MarkedStep(joint, compiled=asked.compiled)
         return choose(asked, marked, price=priced, limits=Limits(), plan=plan_step)
-    return plan_step(priced(asked, joint))
+    captured = capture_step(asked, joint, forward_outputs)
+    if asked.options.split or (asked.options.plan is not None and asked.options.plan.split):
+        if any(map(is_collective, captured.trace.graph.nodes)):
+            raise LowtideError(
+                "split= is not there yet for steps with collectives, whose ranks must choose alike: leave it "
+                "out"
+            )
+        return choose_split(
+            asked, captured, capture=recaptured, price=price_step, limits=Limits(), plan=plan_step
+        )
+    return _plan_or_hint(captured)
+
+
+def _plan_or_hint(captured: Captured) -> Planned:
+    """The plan of a step; where the budget is too small, the error says what split=True would do."""
+    try:
+        return plan_step(price_step(captured))
+    except BudgetTooSmall as error:
+        asked = captured.asked
+        if asked.compiled or asked.headroom or asked.options.plan is not None:
+            raise
+        found = possible_with_split(asked, captured, capture=recaptured, price=price_step, limits=Limits())
+        if found is None or found >= error.smallest:
+            raise
+        raise with_split(error, found) from None
 
 
 def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> Captured:
@@ -87,6 +120,20 @@ def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> C
     if asked.options.step_in_backward and not trace.updated:
         refuse_without_updates()
     asked.inputs.widen(trace.primals)
+    names = [str(node.target) for node in joint.graph.find_nodes(op="get_attr")]
+    return Captured(
+        asked,
+        trace,
+        _lifted(asked, trace),
+        constants={name: getattr(joint, name) for name in names},
+        casts_inside=bool(joint.graph.find_nodes(op="call_function", target=under_autocast)),
+        channels_last=channels_last and trace.device.type == "cuda",
+        places=asked.inputs.places(trace.primals),
+    )
+
+
+def _lifted(asked: Asked, trace: Trace) -> Lifted:
+    target = find_device(asked.target) if asked.target else None
     lifted = lift(trace, target)
     if not asked.compiled:  # a compiler decides itself what it overwrites
         lifted = with_places(lifted, target.type if target else trace.device.type)
@@ -95,16 +142,12 @@ def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> C
     passed_over = not asked.compiled or frees_tangents()
     if passed_over and target is None and trace.device.type == "cpu":
         graph = without_untouched(graph, trace, lifted.value_of, also=asked.inputs.looked_at(trace.primals))
-    names = [str(node.target) for node in joint.graph.find_nodes(op="get_attr")]
-    return Captured(
-        asked,
-        trace,
-        replace(lifted, graph=graph),
-        constants={name: getattr(joint, name) for name in names},
-        casts_inside=bool(joint.graph.find_nodes(op="call_function", target=under_autocast)),
-        channels_last=channels_last and trace.device.type == "cuda",
-        places=asked.inputs.places(trace.primals),
-    )
+    return replace(lifted, graph=graph)
+
+
+def recaptured(asked: Asked, captured: Captured, trace: Trace) -> Captured:
+    """A captured step with another trace of it."""
+    return replace(captured, asked=asked, trace=trace, lifted=_lifted(asked, trace))
 
 
 def price_step(captured: Captured) -> Priced:
@@ -220,6 +263,8 @@ def _plan(priced: Priced, device: DeviceMemory) -> Plan:
         headroom=asked.headroom,
         notes=tuple(notes_on(priced.captured.trace, graph, asked)),
     )
+    if asked.split is not None:
+        return replace(made, split=asked.split.chosen)
     if asked.sketched is None:
         return made
     return replace(made, sketched=asked.sketched.layers, trimmed=asked.sketched.exact)
@@ -245,7 +290,9 @@ class Limits:
 
 
 def _exact_peak(asked: Asked) -> int | None:
-    """The peak that a share is of where it is not this graph's: with sketches, that of the exact step."""
+    """The peak that a share is of where it is not this graph's: with sketches or chunks, the plain step's."""
+    if asked.split is not None and asked.split.chosen:
+        return asked.split.whole
     return asked.sketched.whole if asked.sketched is not None and asked.sketched.saved else None
 
 

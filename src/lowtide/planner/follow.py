@@ -38,7 +38,9 @@ def follow(
     if budget is not None:
         size = resolve(budget, uncapped_peak(graph, device) if whole is None else whole, device)
     made = make_plan(graph, plan.schedule, method=plan.method, budget=size, notes=plan.notes)
-    made = with_allocator_overhead(replace(made, sketched=plan.sketched, trimmed=plan.trimmed), device.blocks)
+    made = with_allocator_overhead(
+        replace(made, sketched=plan.sketched, trimmed=plan.trimmed, split=plan.split), device.blocks
+    )
     if plan.compiled is None:
         return made
     beside = sum(made.graph.fixed.values()) - sum(plan.graph.fixed.values())

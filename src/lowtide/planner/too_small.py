@@ -8,7 +8,7 @@ from ..plans.planned_step import Plan
 from ..plans.schedule import Run
 from ..units import Budget, format_bytes
 
-__all__ = ["peak_op", "peak_parts", "too_small"]
+__all__ = ["peak_op", "peak_parts", "too_small", "with_split"]
 
 KIB = 1024
 
@@ -28,6 +28,18 @@ def too_small(plan: Plan, asked: Budget, size: int) -> BudgetTooSmall:
         budget=size,
         smallest=plan.peak,
         parts=parts,
+    )
+
+
+def with_split(error: BudgetTooSmall, peak: int) -> BudgetTooSmall:
+    """The error, with the peak that the step can have if regions of it run in chunks of rows."""
+    enough = "fits" if peak <= error.budget else "is possible"
+    return BudgetTooSmall(
+        f"{error} With split=True, which runs the head and MLPs a chunk of rows at a time (gradients equal "
+        f"to rounding), {format_bytes(peak)} ({peak} bytes) {enough}.",
+        budget=error.budget,
+        smallest=error.smallest,
+        parts=error.parts,
     )
 
 

@@ -28,6 +28,7 @@ FIELDS = (
     "compiled",
     "sketched",
     "trimmed",
+    "split",
     "notes",
     "graph",
     "schedule",
@@ -45,7 +46,8 @@ class Plan:
     compiled step come to, where it was compiled: the simulator knows what fuses only as far as `fuse` does.
     `sketched` are the layers that keep a sketch of their input by this plan's choice; layers that always do
     are not among them. `trimmed` are those that could keep a sketch and keep only some rows of their input,
-    since no other rows get a gradient: they are exact.
+    since no other rows get a gradient: they are exact. `split` are the regions of the step that run in chunks
+    of rows, by the name of their first matrix product in the graph, each with the number of chunks.
 
     >>> import lowtide, torch
     >>> model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
@@ -64,6 +66,7 @@ class Plan:
     compiled: int | None = None
     sketched: tuple[str, ...] = ()
     trimmed: tuple[str, ...] = ()
+    split: tuple[tuple[str, int], ...] = ()
 
     @property
     def peak(self) -> int:
@@ -166,6 +169,7 @@ class Plan:
             **({} if self.compiled is None else {"compiled": self.compiled}),
             **({"sketched": list(self.sketched)} if self.sketched else {}),
             **({"trimmed": list(self.trimmed)} if self.trimmed else {}),
+            **({"split": [list(pair) for pair in self.split]} if self.split else {}),
             "notes": list(self.notes),
             "graph": self.graph.to_dict(),
             "schedule": self.schedule.to_dict(),
@@ -200,6 +204,7 @@ class Plan:
             compiled=None if compiled is None else json_format.read_count(data, "compiled"),
             sketched=_names(data, "sketched"),
             trimmed=_names(data, "trimmed"),
+            split=_chunks(data),
         )
 
     def to_json(self) -> str:
@@ -235,6 +240,15 @@ def make_plan(
 
 def _names(data: Any, field: str) -> tuple[str, ...]:
     return tuple(map(str, json_format.read_items(data, field))) if field in data else ()
+
+
+def _chunks(data: Any) -> tuple[tuple[str, int], ...]:
+    found = json_format.read_items(data, "split") if "split" in data else ()
+    for pair in found:
+        fits = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)
+        if not fits or not isinstance(pair[1], int) or isinstance(pair[1], bool) or pair[1] < 1:
+            raise FormatError(f'field "split": expected a name and a number of chunks, found {pair!r}')
+    return tuple((name, number) for name, number in found)
 
 
 def _write(path: Path, text: str) -> Path:

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ..capture.fx_nodes import tensors_of
 from ..capture.lift import Lifted
+from ..capture.rewrites.by_parts import add_product
 from ..capture.rewrites.collectives import group_size, is_all_reduce, is_collective
 from ..devices.table import NODE, Device, describe, find_device
 from ..errors import LowtideError
@@ -80,6 +81,9 @@ def _seconds_between(node: fx.Node, device: Device) -> float:
 
 def operations(node: fx.Node) -> float:
     """Floating-point operations of matrix products, convolutions and attention; 0 for all else."""
+    if node.target is add_product:
+        _, left, right = (parent.meta["val"] for parent in node.args)  # type: ignore[union-attr]
+        return 2.0 * left.shape[0] * left.shape[1] * right.shape[1]
     packet = getattr(node.target, "overloadpacket", None)
     if packet not in flop_registry:
         return 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ...console.progress import waiting
 from ...devices.memory import DeviceMemory, memory_by_name, memory_of
@@ -55,8 +56,8 @@ def _of_file(chosen: argparse.Namespace, read: Callable[[str], Graph | Plan]) ->
     return Source(plan, memory_by_name(plan.graph.device))
 
 
-def capture(named: str, chosen: argparse.Namespace) -> Plan:
-    """The plan that keeps everything of the step of that name."""
+def capture(named: str, chosen: argparse.Namespace, **options: Any) -> Plan:
+    """The plan that keeps everything of the step of that name, unless the options have a budget."""
     with waiting(f"capturing {named}"), found_step(named) as function:
         step = make_step(function, chosen.batch_size)
         return capture_step(
@@ -66,4 +67,5 @@ def capture(named: str, chosen: argparse.Namespace) -> Plan:
             optimizer=chosen.optimizer,
             step_in_backward=bool(chosen.step_in_backward),
             ranks=chosen.ranks,
+            **options,
         )

@@ -22,6 +22,7 @@ def run(chosen: argparse.Namespace) -> Answer:
         step = make_step(function, chosen.batch_size)
         _check_runs(step)
         options = {"method": chosen.method} | ({"executor": chosen.executor} if chosen.executor else {})
+        options |= {"split": chosen.split} if chosen.split else {}
         with users_code("the step could not be run"):
             found = verify(step.model, *step.batch, budget=chosen.budget, kwargs=step.kwargs, **options)
     return Answer(json_format.dump(_plain(found)) if chosen.json else str(found), found.ok)
@@ -52,4 +53,5 @@ def _plain(found: Verification) -> dict[str, Any]:
         "unstable": list(found.unstable),
         "far": list(found.far),
         "compiled": found.compiled,
+        "rounding": None if found.rounding is None else found.rounding._asdict(),
     }

@@ -203,7 +203,9 @@ class _Attempt:
         """The stage of this attempt, which the compilers of its two graphs ask for afterwards."""
         self.stage = self.lower(self.asked, joint, forward_outputs)
         plan = self.stage.planned.plan
-        self.name += plan.schedule.to_json() + plan.graph.fingerprint + repr((plan.sketched, plan.trimmed))
+        self.name += (
+            plan.schedule.to_json() + plan.graph.fingerprint + repr((plan.sketched, plan.trimmed, plan.split))
+        )
         return self.stage
 
     def compile(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
