@@ -9,7 +9,7 @@ and the choice of sketches are handed stages and give stages back. In a debugger
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -77,7 +77,7 @@ class Asked:
     beside: int = 0
     headroom: int = 0
     sketched: Sketched | None = None
-    released: frozenset[int] | None = None
+    released: Collection[int] | None = None
     split: Split | None = None
     attempt: str = ""
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide.entry.in_place import capped_of
 from lowtide.plans.returning import let_go_of
 from short_search import short_search
 from small_models import gradients, same
@@ -191,6 +192,18 @@ def test_bits_stay_those_of_plain_pytorch():
         model.zero_grad()
         letting_go(model, batch())
         assert same(gradients(model), gradients(plain))
+
+
+def test_a_loop_that_is_expected_to_let_go_is_planned_for_at_once(capsys):
+    model = capped(Head, "min")
+    capped_of(model).caller.holds.expected_to_let_go = True
+    for taken, plan in steps(model, letting_go, letting_go):
+        assert taken == plan.peak
+        assert let_go_of(plan.graph)
+    _, (taken, plan) = steps(model, holding, holding)
+    assert taken == plan.peak
+    assert not let_go_of(plan.graph)
+    assert capsys.readouterr().err.count("still held") == 1
 
 
 def test_held_and_free_are_taken_at_their_word(capsys):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from .._torch import capture_settings, private, private_of, usual_stance
-from ..capture.branches import Branches, compile_options, following_branches
+from ..capture.branches import Branches, following_branches
 from ..capture.joint_graph import capturing
 from ..capture.meta_model import fakes_for_meta
 from ..capture.torch_errors import OnlyPlanned, clear_errors, users_error
@@ -223,7 +223,7 @@ def plan(
         return runnable(asked, Caller(), module, inputs)
 
     step = torch.compile(
-        fresh(function), backend=backend, fullgraph=True, dynamic=False, options=compile_options()
+        fresh(function), backend=backend, fullgraph=True, dynamic=False
     )
     try:
         with (

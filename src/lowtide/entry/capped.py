@@ -23,7 +23,7 @@ from .._torch import (
     private,
     usual_stance,
 )
-from ..capture.branches import compile_options, following_branches
+from ..capture.branches import following_branches
 from ..capture.conditions import OtherData
 from ..capture.joint_graph import capturing
 from ..capture.torch_errors import CAPPED_INSIDE, clear_errors
@@ -333,7 +333,6 @@ class Capped:
             backend=backend_for(entry),
             fullgraph=not self.options.allow_breaks,
             dynamic=False,
-            options=compile_options(),
         )
         return entry
 

@@ -108,6 +108,7 @@ class Cap(TrainerCallback):
             capped = capped_of(model)
             assert capped is not None
             capped.when_refused = self._release  # the Trainer tells no callback of an error
+            capped.caller.holds.expected_to_let_go = True  # its `compute_loss` returns the loss alone
             self.undo = undo.pop_all()
         self.model, self.device = model, next(iter(model.parameters())).device
         self.resident = lambda: present_state(options["optimizer"], model.parameters())

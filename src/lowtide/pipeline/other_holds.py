@@ -45,7 +45,7 @@ class OtherHolds:
 
     def found(self) -> bool:
         """Whether the caller was seen to do something else than the plan counts on."""
-        if self.holds.released is None:
+        if not self.holds.seen:
             return False
         if self.wanted() != self.returned.planned:
             return True
@@ -54,7 +54,8 @@ class OtherHolds:
 
     def wanted(self) -> frozenset[int]:
         """The places of what nobody holds, among those that this step returns."""
-        return frozenset(self.returned.names).intersection(self.holds.released or ())
+        released = self.holds.released or ()
+        return frozenset(place for place in self.returned.names if place in released)
 
     def must(self) -> bool:
         """Whether something is held that the plan counts on to go."""

@@ -14,6 +14,7 @@ they are for as long, as the result of `mse_loss` does (`outside_loss.py`).
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -38,18 +39,33 @@ from ..units import format_bytes
 __all__ = ["Holds", "Returned", "every_place", "let_go", "observes", "places_let_go", "returned_by"]
 
 
+EVERY: Collection[int] = range(sys.maxsize)
+"""The places of all results."""
+
+
 @dataclass(eq=False)
 class Holds:
-    """The places of results that a caller held when a backward began, and of those that nobody held."""
+    """The places of results that a caller held when a backward began, and of those that nobody held.
+
+    Of a loop that is `expected_to_let_go`, as the Trainer's, all is planned for so before it is seen.
+    """
 
     held: set[int] = field(default_factory=set)
     free: set[int] = field(default_factory=set)
+    expected_to_let_go: bool = False
     said: bool = False
 
     @property
-    def released(self) -> frozenset[int] | None:
-        """The places that were never seen held; None as long as no backward was seen."""
-        return frozenset(self.free - self.held) if self.held or self.free else None
+    def seen(self) -> bool:
+        """Whether a backward has begun."""
+        return bool(self.held or self.free)
+
+    @property
+    def released(self) -> Collection[int] | None:
+        """The places that were never seen held; None where nothing is known of them."""
+        if self.seen:
+            return frozenset(self.free - self.held)
+        return EVERY if self.expected_to_let_go else None
 
 
 def observes(options: Options) -> bool:
@@ -112,16 +128,27 @@ class _Result:
     @property
     def is_held(self) -> bool:
         """Whether anybody holds it besides the step."""
-        count: int = private("storage_holders")(self.storage.cdata)
-        return count > (self.saved + _for_python() if self.saved else 0)
+        count = _counts()
+        if not self.saved or count is None:
+            return not self.storage.expired()
+        return count(self.storage.cdata) > self.saved + _for_python(count)
 
 
 @cache
-def _for_python() -> int:
+def _counts() -> Callable[[int], int] | None:
+    """What counts the holders of a storage; where torch has none, what is saved counts as held."""
+    try:
+        return private("storage_holders")  # type: ignore[no-any-return]
+    except ImportError:
+        return None
+
+
+@cache
+def _for_python(count: Callable[[int], int]) -> int:
     """How many more holders a storage has once Python has seen it."""
     tensor = torch.empty(0)  # no bytes, for a step may be under way that is measured
     storage = StorageWeakRef(tensor.untyped_storage())
-    return int(private("storage_holders")(storage.cdata)) - 1
+    return count(storage.cdata) - 1
 
 
 @dataclass(eq=False)
@@ -190,10 +217,10 @@ class Returned:
             holds.said = True
             over = format_bytes(max(peak - self.plan.peak, 0))
             then = "" if self.asked_for else ". They count as held from the next call on"
-            why = "it was told so" if self.asked_for else "nobody held them before"
+            why = ", since it was told so" if self.asked_for else ""
             log.warning(
-                f"{what}, and the plan counts on their being let go of, since {why}: this step takes up to "
-                f"{over} more than planned{then}"
+                f"{what}, and the plan counts on their being let go of{why}: this step takes up to {over} "
+                f"more than planned{then}"
             )
 
 
