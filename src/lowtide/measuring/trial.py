@@ -31,9 +31,7 @@ class Trial:
     from the first.
     """
 
-    def __init__(
-        self, model: Any, batch: Any, kwargs: Any, loss: Any, stepping: Any = None
-    ) -> None:
+    def __init__(self, model: Any, batch: Any, kwargs: Any, loss: Any, stepping: Any = None) -> None:
         self.inputs = (batch, kwargs)
         self.loss = loss
         self.stepping = [OptimizerState(optimizer) for optimizer in each_optimizer(stepping)]
