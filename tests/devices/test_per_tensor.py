@@ -65,7 +65,15 @@ def hooked(optimizer):
 
 
 def test_those_of_torch_may():
-    for kind in (optim.SGD, optim.Adam, optim.AdamW, optim.Adafactor, optim.RMSprop, optim.NAdam, optim.RAdam):
+    for kind in (
+        optim.SGD,
+        optim.Adam,
+        optim.AdamW,
+        optim.Adafactor,
+        optim.RMSprop,
+        optim.NAdam,
+        optim.RAdam,
+    ):
         refuse_joint_updates(kind(parameters(), lr=0.1))
     for form in ("foreach", "fused"):
         refuse_joint_updates(optim.AdamW(parameters(), lr=0.1, **{form: True}))

@@ -385,3 +385,23 @@ def test_fabric(order, precision):
     assert all(torch.equal(plain[name], capped[name]) for name in plain)
     of_the_loop = BATCH * WIDTH * 4 if precision == "bf16-mixed" else 0  # Fabric casts a copy of the batch
     assert taken == planned + of_the_loop
+
+
+@tried("Lightning", "`step_in_backward=True`")
+def test_an_optimizer_that_steps_inside_of_the_backward(tmp_path):
+    cap = Cap("90%", prices="roofline", step_in_backward=True)
+    same_with_and_without(Net, tmp_path, cap=cap)
+    assert cap.plan.gradient_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [
+        ({"gradient_clip_val": 0.5}, "clips gradients .gradient_clip_val=0.5"),
+        ({"accumulate_grad_batches": 2}, "accumulated over 2 batches"),
+    ],
+)
+def test_what_needs_all_gradients_is_refused_before_training(tmp_path, choices, said):
+    cap = Cap("90%", prices="roofline", step_in_backward=True)
+    with pytest.raises(lowtide.LowtideError, match=f"step_in_backward=True cannot be used here: .*{said}"):
+        trained(Net, tmp_path, [cap], **choices)

@@ -219,3 +219,27 @@ def test_a_callback_needs_a_budget_that_can_be_read():
         Cap("8 apples")
     with pytest.raises(lowtide.LowtideError, match="'colour' is not known"):
         Cap("8GiB", colour="red")
+
+
+@pytest.mark.slow
+@tried(
+    "transformers.Trainer",
+    "`step_in_backward=True`, with `max_grad_norm=0`, weight decay in groups, a schedule",
+)
+def test_an_optimizer_that_steps_inside_of_the_backward(tmp_path):
+    script = {"max_grad_norm": 0, "weight_decay": 0.1, "warmup_steps": 1}
+    trainer, callback = compared(tmp_path, gpt2, options={"step_in_backward": True}, **script)
+    assert callback.plan.gradient_bytes == 0
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [
+        ({}, r"clips gradients .*max_grad_norm=1; its default is 1.0"),
+        ({"max_grad_norm": 0, "gradient_accumulation_steps": 2}, "accumulated over 2 batches"),
+    ],
+)
+def test_what_needs_all_gradients_is_refused_before_training(tmp_path, choices, said):
+    with pytest.raises(lowtide.LowtideError, match=rf"step_in_backward=True cannot be used here: .*{said}"):
+        trained(tmp_path, gpt2(), Cap("80%", step_in_backward=True), **choices)

@@ -168,6 +168,7 @@ def test_models_that_read_parameters_more_than_once(name, budget):
     assert same(plain, capped)
     updates = [op for op in plan.graph.ops if op.updates]
     assert updates
+    assert plan.gradient_bytes == 0
     assert all(plan.graph.value[name].kind == "parameter" for op in updates for name in op.updates)
 
 

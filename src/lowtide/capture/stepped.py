@@ -17,7 +17,7 @@ from torch import fx
 
 from .._torch import inner_tensors, is_made_of_others, storage_key
 from .awaited import has_hooks
-from .fx_nodes import storage_of, tensors_of
+from .fx_nodes import is_item, storage_of, tensors_of
 
 __all__ = ["stepped", "used_up"]
 
@@ -56,9 +56,9 @@ def used_up(graph: fx.Graph, gradients: Sequence[Any], places: Iterable[int]) ->
     nodes = {storage_of(node.meta["val"]): place for place, node in wanted.items() if tensors_of(node)}
     read: set[int] = set()
     for node in graph.nodes:
-        own = {storage_of(tensor) for tensor in tensors_of(node)}
-        if node.op == "output" or not node.all_input_nodes:
+        if node.op == "output" or is_item(node):
             continue
+        own = {storage_of(tensor) for tensor in tensors_of(node)}  # a view reads nothing
         for parent in node.all_input_nodes:
             read.update(storage_of(tensor) for tensor in tensors_of(parent) if storage_of(tensor) not in own)
     return sorted(place for storage, place in nodes.items() if storage not in read)

@@ -109,12 +109,13 @@ def _tried(owned: Owned, shapes: Sequence[_Shape], where: Tried) -> int:
         warnings.simplefilter("ignore")
         parameters = [_made(shape, where.device) for shape in shapes]
         trial = like(owned.optimizer, owned.group, parameters, _as_there(owned.group, where))
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
+        gradients = [torch.zeros_like(parameter) for parameter in parameters]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
         chosen = [(trial.param_groups[0], parameters)]
         for _ in range(2):  # what is made once is state, and counted as such
             step_on(trial, chosen)
-        held = [*parameters, *(parameter.grad for parameter in parameters), *state_tensors(trial)]
+        held = [*parameters, *gradients, *state_tensors(trial)]
         return _most(lambda: step_on(trial, chosen), where.device, held)
 
 
