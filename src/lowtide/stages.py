@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import fx
 
+from .capture.deferred_output import Deferral
 from .capture.lift import Lifted
 from .capture.step_inputs import StepInputs
 from .capture.trace import Trace
@@ -197,6 +198,16 @@ class Lowered:
             groups=self.groups,
             casts_inside=self.captured.casts_inside,
             renew=renew,
+            deferred=self.deferred,
+        )
+
+    @property
+    def deferred(self) -> tuple[tuple[Deferral, tuple[int, ...]], ...]:
+        """The results that are computed when somebody reads them, with the inputs that they need."""
+        places = self.captured.places
+        return tuple(
+            (each, tuple(places[primal][0] for primal in each.reads))  # type: ignore[index]
+            for each in self.captured.trace.deferred
         )
 
 
@@ -209,7 +220,8 @@ class Runner:
     """The function of a step and what is looked at around its calls.
 
     `plan` is None where no gradient passes. `renew` is asked before each call for the runner of another
-    round, where the calls before have shown that there must be one; else it gives None.
+    round, where the calls before have shown that there must be one; else it gives None. `deferred` are the
+    results that are computed when somebody reads them, each with the places of the inputs that it needs.
     """
 
     run: Callable[..., Any]
@@ -220,6 +232,7 @@ class Runner:
     groups: Groups = ()
     casts_inside: bool = False
     renew: Renew = _as_it_is
+    deferred: tuple[tuple[Deferral, tuple[int, ...]], ...] = ()
 
     def __repr__(self) -> str:
         return f"Runner({'nothing to plan' if self.plan is None else format_bytes(self.plan.peak)})"

@@ -79,6 +79,8 @@ class RunnableStep:
             self.follow_up(node, args)
             if departures is not None:
                 node.register_prehook(departures.announce)
+        for deferral, places in self.runner.deferred:
+            results = deferral.fill(results, [args[place] for place in places])
         return results
 
     def follow_up(self, node: Any, args: Sequence[Any]) -> None:
