@@ -95,6 +95,8 @@ NAMES: dict[str, tuple[str, str]] = {
     "below_autograd": ("torch._C:_AutoDispatchBelowAutograd", "2.11-2.13"),
     "wait_tensor": ("torch:ops._c10d_functional.wait_tensor.default", "2.11-2.13"),
     "storage_holders": ("torch._C:_storage_Use_Count", "2.13"),
+    "without_torch_function": ("torch._C:DisableTorchFunctionSubclass", "2.11-2.13"),
+    "wrapper_tensor": ("torch:Tensor._make_wrapper_subclass", "2.11-2.13"),
     "saving_hooks": ("torch._C:_autograd._top_saved_tensors_default_hooks", "2.11-2.13"),
     "AnyTracer": ("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "2.11-2.13"),
     "TracedTensor": ("torch._dynamo.variables:TensorVariable", "2.11-2.13"),

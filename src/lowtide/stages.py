@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from torch import fx
 
+from .capture.deferred_output import Deferral
 from .capture.lift import Lifted
 from .capture.step_inputs import StepInputs
 from .capture.trace import Trace
@@ -205,6 +206,16 @@ class Lowered:
             groups=self.groups,
             updated=self.captured.trace.updated,
             casts_inside=self.captured.casts_inside,
+            deferred=self.deferred,
+        )
+
+    @property
+    def deferred(self) -> tuple[tuple[Deferral, tuple[int, ...]], ...]:
+        """The results that are computed when somebody reads them, with the inputs that they need."""
+        places = self.captured.places
+        return tuple(
+            (each, tuple(places[primal][0] for primal in each.reads))  # type: ignore[index]
+            for each in self.captured.trace.deferred
         )
 
 
@@ -226,7 +237,8 @@ class Runner:
     `plan` is None where no gradient passes. `returned` looks at who holds what a call has returned. `renew`
     is asked before each call for the runner of another round, where the calls before have shown that there
     must be one; else it gives None. `updated` are the inputs that an optimizer updates inside of the
-    backward.
+    backward, `deferred` the results that are computed when somebody reads them, each with the places of the
+    inputs that it needs.
     """
 
     run: Callable[..., Any]
@@ -239,6 +251,7 @@ class Runner:
     updated: tuple[int, ...] = ()
     casts_inside: bool = False
     renew: Renew = _as_it_is
+    deferred: tuple[tuple[Deferral, tuple[int, ...]], ...] = ()
 
     def __repr__(self) -> str:
         return f"Runner({'nothing to plan' if self.plan is None else format_bytes(self.plan.peak)})"

@@ -1,6 +1,7 @@
 """`split=`: a step under a cap with its head, loss and MLP in chunks of rows, through the public names."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import lowtide
+from lowtide.capture.deferred_output import Deferred
 from lowtide.errors import BudgetTooSmall, LowtideError, PlanMismatch
 from lowtide.options import Options
 from short_search import short_search
@@ -177,3 +179,49 @@ def test_compiled(dtype):
     assert found.verdict == "to rounding"
     assert found.measured <= without * 2 // 3
     assert found.plan.split
+
+
+def deferred_step():
+    model, x, y = text(logits=True)
+    twin = copy.deepcopy(model)
+    lowtide.cap(twin, "min", split=4, prices="roofline")
+    return twin, twin(x, y), model(x, y)
+
+
+READS = {
+    "an operator": lambda z: z.argmax(-1),
+    "numpy": lambda z: torch.from_numpy(z.detach().numpy()),
+    "a list": lambda z: torch.tensor(z.tolist()),
+    "an index": lambda z: z[0, 1],
+    "a copy": lambda z: copy.deepcopy(z.detach()),
+    "a file": lambda z: pickle.loads(pickle.dumps(z.detach())),
+}
+
+
+def test_logits_that_nobody_reads_are_never_there_and_the_others_are_right():
+    model, (loss, logits), (expected, whole) = deferred_step()
+    assert isinstance(logits, Deferred)
+    assert logits.shape == whole.shape
+    assert logits.requires_grad
+    logits_bytes = whole.numel() * whole.element_size()
+    assert lowtide.plan_of(model).peak < 1.2 * logits_bytes
+    assert any("computed when it is first read" in note for note in lowtide.plan_of(model).notes)
+    torch.testing.assert_close(loss, expected)
+    for name, read in READS.items():
+        torch.testing.assert_close(read(logits), read(whole), msg=name)
+    loss.backward()
+    torch.testing.assert_close(logits + 0, whole)
+
+
+def test_deferred_logits_are_refused_once_the_weights_have_changed():
+    model, (loss, logits), _ = deferred_step()
+    loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    with pytest.raises(LowtideError, match="Read it before"):
+        logits.sum()
+
+
+def test_a_gradient_for_deferred_logits_is_refused_as_for_others():
+    _, (loss, logits), _ = deferred_step()
+    with pytest.raises(lowtide.UnsupportedBackward, match="differentiate"):
+        (loss + logits.square().mean()).backward()

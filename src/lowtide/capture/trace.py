@@ -34,6 +34,7 @@ from torch import fx
 
 from ..torch_state.autocast_state import State
 from .awaited import NOBODY
+from .deferred_output import Deferral
 from .fx_nodes import depends_on, mark_backward, mutations, tensors_of
 from .known_kernels import KnownKernels
 from .rewrites import accumulate, batchnorm, dropout, handing, stepping
@@ -69,7 +70,8 @@ class Trace:
 
     `roles` gives for each primal what it is (`parameter`, `buffer`, `input`); `expected` are the tangents
     that the plan counts on. `accumulating` are the primals that have a gradient already, `awaited` the places
-    of those whose new gradient is handed over as soon as it is complete.
+    of those whose new gradient is handed over as soon as it is complete. `deferred` are results that are
+    computed when somebody reads them.
     """
 
     module: fx.GraphModule
@@ -83,6 +85,7 @@ class Trace:
     mutated: set[fx.Node] = field(default_factory=set)
     accumulating: list[fx.Node] = field(default_factory=list)
     awaited: frozenset[int] = frozenset()
+    deferred: list[Deferral] = field(default_factory=list)
 
     @property
     def graph(self) -> fx.Graph:

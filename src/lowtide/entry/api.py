@@ -222,9 +222,7 @@ def plan(
         refuse_part(module)
         return runnable(asked, Caller(), module, inputs)
 
-    step = torch.compile(
-        fresh(function), backend=backend, fullgraph=True, dynamic=False
-    )
+    step = torch.compile(fresh(function), backend=backend, fullgraph=True, dynamic=False)
     try:
         with (
             capturing,

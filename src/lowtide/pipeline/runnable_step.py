@@ -101,6 +101,8 @@ class RunnableStep:
                 node.register_prehook(departures.announce)
             if self.stepping is not None:
                 self.stepping.after_call(node, args, self.runner.updated)
+        for deferral, places in self.runner.deferred:
+            results = deferral.fill(results, [args[place] for place in places])
         return results
 
     def follow_up(self, node: Any, args: Sequence[Any]) -> None:

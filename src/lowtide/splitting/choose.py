@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
+from ..capture.deferred_output import Deferral
 from ..capture.trace import Trace
 from ..console.log import log
 from ..errors import BudgetTooSmall, PlanMismatch
@@ -26,6 +27,7 @@ from ..plans.graph import Graph
 from ..solve.quick import quick, smallest
 from ..solve.search.ladder import Rung
 from ..stages import Asked, Captured, Planned, Priced, Split
+from .defer import defer_results
 from .regions import Region, find_regions, region_of
 from .unroll import CannotSplitError, chunks_of, copied, unroll
 
@@ -130,13 +132,21 @@ class Ways:
                     region = region_of(trace, name)
                     if region is None:
                         raise CannotSplitError(f"the step has no region {name!r} that could be split")
+                    if self.may_defer():
+                        defer_results(trace, region)
                     unroll(trace, region, number, compiled=self.asked.compiled)
-            asked = replace(self.asked, split=Split(chosen, self.whole, self.words(chosen)))
+            words = self.words(chosen) + _words_of(trace.deferred)
+            asked = replace(self.asked, split=Split(chosen, self.whole, words))
             priced = self.price(self.capture(asked, self.step, trace))
             if not chosen:
                 self.whole = self.limits.uncapped_peak(priced)
             self.made[chosen] = Draft(priced, self.limits.byte_limit(priced))
         return self.made[chosen]
+
+    def may_defer(self) -> bool:
+        """Whether a result may be left to whoever reads it: the inputs of the step are known one by one."""
+        places = self.step.places
+        return bool(places) and not any(at is not None and at[1] for at in places)
 
     def words(self, chosen: Chosen) -> str:
         """What was chosen, as the note of a plan."""
@@ -158,6 +168,13 @@ class Ways:
             + ", ".join(listed)
             + "; weight gradients there are summed over chunks, equal to rounding"
         )
+
+
+def _words_of(deferred: Sequence[Deferral]) -> str:
+    if not deferred:
+        return ""
+    sizes = " and ".join(str(list(each.size)) for each in deferred)
+    return f"; what the model returns of size {sizes} is computed when it is first read"
 
 
 def choose(

@@ -77,6 +77,7 @@ def copied(trace: Trace) -> Trace:
         expected=moved(trace.expected),
         mutated=set(moved(trace.mutated)),
         accumulating=moved(trace.accumulating),
+        deferred=list(trace.deferred),
     )
 
 
