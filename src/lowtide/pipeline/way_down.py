@@ -7,6 +7,7 @@ here makes one stage of `stages.py` from the one before, and goes into the rooms
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -151,13 +152,33 @@ def _outside(captured: Captured, graph: Graph) -> int:
     """Bytes for a loss outside of the step: as asked, or what cross-entropy over the outputs needs."""
     options = captured.asked.options
     if not isinstance(options.outside, str):
-        return options.outside
+        return options.outside + _copied(captured)
     gradients = {node.name: node.meta["val"] for node in captured.trace.expected}
     wide = {
         name for name, value in gradients.items() if isinstance(value, torch.Tensor) and value.numel() > 1
     }
     held = sum(v.bytes for v in graph.values if v.kind == "tangent" and v.name in wide)
     return 0 if options.allow_breaks else 2 * held
+
+
+def _copied(captured: Captured) -> int:
+    """Gradients from outside that are there beside those that the backward is given, before it begins.
+
+    AOTAutograd copies those for which the step foretold other strides; outside, they are taken to be
+    contiguous. Before that, autograd adds up the gradients of outputs that look at one tensor.
+    """
+    trace, value_of = captured.trace, captured.lifted.value_of
+    device = trace.device
+    found = [node.meta["val"] for node in trace.expected if isinstance(node.meta["val"], torch.Tensor)]
+    strided = [value for value in found if not value.is_contiguous()]
+    come = sum(rounded(value.nbytes, device) for value in strided)
+    copies = sum(rounded(value.untyped_storage().nbytes(), device) for value in strided)
+    outputs = Counter(value_of.get(node) for node in trace.outputs if isinstance(node, fx.Node))
+    size = {value.name: value.bytes for value in captured.lifted.graph.values if value.kind == "output"}
+    added = sum(size.get(name or "", 0) * n for name, n in outputs.items() if n > 1)
+    if len(trace.tangents) >= outputs.total():
+        return come
+    return max(come, added + come - copies)
 
 
 def plan_step(priced: Priced) -> Planned:
