@@ -16,10 +16,12 @@ returns lies in a storage of that size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import fx
 
 from ..capture.trace import Trace
 from ..devices.allocator import rounded
@@ -40,11 +42,11 @@ class OutsideLoss:
     all_along: int = 0
 
 
-def outside_loss(asked: Asked, trace: Trace, graph: Graph) -> OutsideLoss:
+def outside_loss(asked: Asked, trace: Trace, value_of: Mapping[fx.Node, str], graph: Graph) -> OutsideLoss:
     """As asked, or what cross-entropy over the outputs needs; nothing where the loss is inside."""
     options = asked.options
     if not isinstance(options.outside, str):
-        return OutsideLoss(options.outside)
+        return OutsideLoss(options.outside + _twice_there(trace, value_of, graph))
     outputs = [] if options.allow_breaks else list(_differentiated(trace, graph))
     if not outputs:
         return OutsideLoss()
@@ -52,6 +54,25 @@ def outside_loss(asked: Asked, trace: Trace, graph: Graph) -> OutsideLoss:
     copies = sum(size * _times_larger(tensor) for tensor, size in outputs if _is_cast(tensor, asked))
     as_they_are = sum(size for tensor, size in outputs if not _is_cast(tensor, asked))
     return OutsideLoss(2 * (copies + as_they_are), number + copies)
+
+
+def _twice_there(trace: Trace, value_of: Mapping[fx.Node, str], graph: Graph) -> int:
+    """Gradients from outside that are there beside those that the backward is given, before it begins.
+
+    AOTAutograd copies those for which the step foretold other strides; outside, they are taken to be
+    contiguous. Before that, autograd adds up the gradients of outputs that look at one tensor.
+    """
+    device = trace.device
+    found = [node.meta["val"] for node in trace.expected if isinstance(node.meta["val"], torch.Tensor)]
+    strided = [value for value in found if not value.is_contiguous()]
+    come = sum(rounded(value.nbytes, device) for value in strided)
+    copies = sum(rounded(value.untyped_storage().nbytes(), device) for value in strided)
+    outputs = Counter(value_of.get(node) for node in trace.outputs if isinstance(node, fx.Node))
+    size = {value.name: value.bytes for value in graph.values if value.kind == "output"}
+    added = sum(size.get(name or "", 0) * n for name, n in outputs.items() if n > 1)
+    if len(trace.tangents) >= outputs.total():
+        return come
+    return max(come, added + come - copies)
 
 
 def _differentiated(trace: Trace, graph: Graph) -> Iterator[tuple[torch.Tensor, int]]:

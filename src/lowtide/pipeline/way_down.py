@@ -167,7 +167,7 @@ def price_step(captured: Captured) -> Priced:
         _warm_up(device)
     others = [optimizer for _, optimizer in seen_for(asked.inputs.trained, device)] if present else []
     counted = states(asked.options.optimizer, others, device)
-    outside = outside_loss(asked, captured.trace, lifted.graph)
+    outside = outside_loss(asked, captured.trace, captured.lifted.value_of, lifted.graph)
     bands = {
         **fixed_bands(lifted.graph, device, counted, present=present, in_flight=asked.beside),
         **_bands(captured, outside),
