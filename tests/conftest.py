@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+from pathlib import Path
 
 os.environ["LOWTIDE_CACHE"] = tempfile.mkdtemp(prefix="lowtide-test-")
 
@@ -24,13 +25,29 @@ settings.register_profile(
 )
 settings.load_profile("lowtide")
 
+FOLLOW_PLANS = frozenset(
+    "batch_size capture cli console distributed docs entry evidence fusion integrations lowering measuring "
+    "pipeline run sequences sketching torch_state".split()
+)
+"""Rooms whose tests run plans and do not judge them: they have the search of `short_search.py`."""
+
 
 def pytest_collection_finish():
+    spare_the_garbage_collector()
+    # Captures make many objects and few cycles: looking for them took a tenth of the whole time.
+    gc.set_threshold(50_000, 20, 20)
+
+
+def pytest_runtest_teardown(item, nextitem):
+    if len(sys.modules) > spare_the_garbage_collector.modules + 200:
+        spare_the_garbage_collector()
+
+
+def spare_the_garbage_collector():
     """What the imports left stays to the end, so no pass of the garbage collector need look at it again."""
     gc.collect()
     gc.freeze()
-    # Captures make many objects and few cycles: looking for them took a tenth of the whole time.
-    gc.set_threshold(50_000, 20, 20)
+    spare_the_garbage_collector.modules = len(sys.modules)
 
 
 def pytest_runtest_setup(item):
@@ -54,6 +71,37 @@ def forget_compiled_code():
     """Where `torch._dynamo` was not imported, nothing was compiled; importing it takes seconds."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+        # Dynamo times each new guard, for its log, after a flush of the caches that takes 0.03 s.
+        torch._dynamo.guards.profile_guard_manager = lambda *args: 0.0
+
+
+@pytest.fixture(autouse=True)
+def effort_of_the_search(request):
+    """Short, with steady prices, where a plan is only followed; the same graph is searched once."""
+    room = request.path.relative_to(Path(__file__).parent).parts[0]
+    if room not in FOLLOW_PLANS or request.node.get_closest_marker("whole_search"):
+        yield
+        return
+    from short_search import short_search, steady_prices
+
+    with short_search(), steady_prices():
+        yield
+
+
+@pytest.fixture
+def idle_kernels(request, monkeypatch):
+    """Inductor compiles no kernel, where no number of a compiled step is looked at: its text and its peak.
+
+    A test of both executors has its other one as it is.
+    """
+    of_test = getattr(request.node, "callspec", None)
+    if of_test is not None and of_test.params.get("executor") == "eager":
+        yield
+        return
+    kernel = "torch._inductor.async_compile.AsyncCompile.cpp_pybinding"
+    monkeypatch.setattr(kernel, lambda *_, **__: lambda *_: None)
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        yield
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from torch.nn import functional
 
 import lowtide
 from one_capture import one_capture
-from short_search import short_search
 
 BUDGETS = ("100%", "min")
 GENERATOR = torch.Generator()
@@ -117,7 +116,7 @@ def outcome(step, budget, dtype=torch.float32, steps=2):
 
 def assert_as_in_eager(step, budgets=BUDGETS, dtype=torch.float32):
     plain = outcome(step, None, dtype)
-    with one_capture(), short_search():
+    with one_capture():
         outcomes = [outcome(step, budget, dtype) for budget in budgets]
     for left in outcomes:
         for expected, found in zip(plain, left, strict=True):
