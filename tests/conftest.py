@@ -25,10 +25,10 @@ settings.register_profile(
 )
 settings.load_profile("lowtide")
 
-FOLLOW_PLANS = frozenset(
-    "batch_size capture cli console distributed docs entry evidence fusion integrations lowering measuring "
-    "pipeline run sequences sketching torch_state".split()
-)
+FOLLOW_PLANS = {
+    *("batch_size", "capture", "cli", "console", "distributed", "docs", "entry", "evidence", "fusion"),
+    *("integrations", "lowering", "measuring", "pipeline", "run", "sequences", "sketching", "torch_state"),
+}
 """Rooms whose tests run plans and do not judge them: they have the search of `short_search.py`."""
 
 
@@ -38,16 +38,18 @@ def pytest_collection_finish():
     gc.set_threshold(50_000, 20, 20)
 
 
-def pytest_runtest_teardown(item, nextitem):
-    if len(sys.modules) > spare_the_garbage_collector.modules + 200:
-        spare_the_garbage_collector()
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown():
+    spare_the_garbage_collector()
 
 
 def spare_the_garbage_collector():
-    """What the imports left stays to the end, so no pass of the garbage collector need look at it again."""
+    """What imports and torch's caches keep stays to the end: no pass need look at it again.
+
+    Lowtide asks for a pass before a step is planned: it has to look at what the test has made, no more.
+    """
     gc.collect()
     gc.freeze()
-    spare_the_garbage_collector.modules = len(sys.modules)
 
 
 def pytest_runtest_setup(item):
@@ -79,12 +81,14 @@ def forget_compiled_code():
 def effort_of_the_search(request):
     """Short, with steady prices, where a plan is only followed; the same graph is searched once."""
     room = request.path.relative_to(Path(__file__).parent).parts[0]
-    if room not in FOLLOW_PLANS or request.node.get_closest_marker("whole_search"):
-        yield
-        return
-    from short_search import short_search, steady_prices
+    if room in FOLLOW_PLANS and not request.node.get_closest_marker("whole_search"):
+        from short_search import short_search, steady_prices
 
-    with short_search(), steady_prices():
+        with short_search(), steady_prices():
+            yield
+    else:
+        if (auto := sys.modules.get("lowtide.solve.auto")) is not None:
+            auto._MOST_REMEMBERED = 100  # the same graph gets the same ladder
         yield
 
 

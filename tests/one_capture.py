@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import fx
 from torch._functorch import aot_autograd
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 PLACE = "aot_stage1_graph_capture"
@@ -104,6 +105,6 @@ def _copy(module):
     for node, copied in zip(module.graph.nodes, graph.nodes, strict=True):
         copied.meta = dict(node.meta)
     graph.set_codegen(module.graph._codegen)
-    made = fx.GraphModule(module, graph)
+    made = _LazyGraphModule(module, graph)  # which writes its code when somebody runs it
     made.meta = dict(module.meta)
     return made
