@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -30,6 +31,19 @@ FOLLOW_PLANS = {
     *("integrations", "lowering", "measuring", "pipeline", "run", "sequences", "sketching", "torch_state"),
 }
 """Rooms whose tests run plans and do not judge them: they have the search of `short_search.py`."""
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Where all tests of a file are left out by their mark, what the file imports can be left out, too.
+
+    `make quick` so need not import every training tool, which takes longer than most of its tests.
+    """
+    left_out = re.fullmatch(r"not (\w+)( and not \w+)*", config.option.markexpr)
+    if not left_out or not collection_path.name.startswith("test_"):
+        return None
+    marks = "|".join(config.option.markexpr.removeprefix("not ").split(" and not "))
+    of_all = rf"^pytestmark = (\[[^\]]*|.*)\bpytest\.mark\.({marks})\b"
+    return True if re.search(of_all, collection_path.read_text(), re.MULTILINE) else None
 
 
 def pytest_collection_finish():
