@@ -248,7 +248,7 @@ class Ranks:
 
 def main(folder, rank):
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=900)
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(hours=1)
     )
     ranks, seen = Ranks(), {}
     for name in [name for name in vars(Ranks) if not name.startswith("_")]:
