@@ -13,6 +13,7 @@ from dataclasses import replace
 from unittest import mock
 
 from lowtide.solve.search import search, seeds
+from lowtide.solve.sequence import method
 
 MOST_LADDERS = 1000
 """The same graph has the same ladder: a run of the tests keeps those that it found."""
@@ -38,6 +39,8 @@ def short_search():
         # the tables of the dynamic programme over many blocks take the longest
         stack.enter_context(mock.patch.object(seeds, "DENSITIES", ((40, 12), (seeds.MOST_OPS, 0))))
         stack.enter_context(mock.patch.object(seeds, "MOST_RUNS", seeds.MOST_RUNS // 10))
+        stack.enter_context(mock.patch.object(method, "FINEST_RUNS", method.FINEST_RUNS // 20))
+        stack.enter_context(mock.patch.object(method, "OTHER_RUNS", method.OTHER_RUNS // 20))
         stack.enter_context(mock.patch.object(auto, "_remembered", _short_ladders))
         stack.enter_context(mock.patch.object(auto, "_MOST_REMEMBERED", MOST_LADDERS))
         yield
