@@ -28,7 +28,8 @@ settings.load_profile("lowtide")
 
 FOLLOW_PLANS = {
     *("batch_size", "capture", "cli", "console", "distributed", "docs", "entry", "evidence", "fusion"),
-    *("integrations", "lowering", "measuring", "pipeline", "run", "sequences", "sketching", "torch_state"),
+    *("integrations", "lowering", "measuring", "pipeline", "planner", "run", "sequences", "sketching"),
+    "torch_state",
 }
 """Rooms whose tests run plans and do not judge them: they have the search of `short_search.py`."""
 
