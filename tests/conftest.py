@@ -3,9 +3,11 @@
 import ctypes
 import gc
 import os
+import re
 import shutil
 import sys
 import tempfile
+from pathlib import Path
 
 os.environ["LOWTIDE_CACHE"] = tempfile.mkdtemp(prefix="lowtide-test-")
 
@@ -24,13 +26,45 @@ settings.register_profile(
 )
 settings.load_profile("lowtide")
 
+FOLLOW_PLANS = {
+    *("batch_size", "capture", "cli", "console", "distributed", "docs", "entry", "evidence", "fusion"),
+    *("integrations", "lowering", "measuring", "pipeline", "planner", "run", "sequences", "sketching"),
+    "torch_state",
+}
+"""Rooms whose tests run plans and do not judge them: they have the search of `short_search.py`."""
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Where all tests of a file are left out by their mark, what the file imports can be left out, too.
+
+    `make quick` so need not import every training tool, which takes longer than most of its tests.
+    """
+    left_out = re.fullmatch(r"not (\w+)( and not \w+)*", config.option.markexpr)
+    if not left_out or not collection_path.name.startswith("test_"):
+        return None
+    marks = "|".join(config.option.markexpr.removeprefix("not ").split(" and not "))
+    of_all = rf"^pytestmark = (\[[^\]]*|.*)\bpytest\.mark\.({marks})\b"
+    return True if re.search(of_all, collection_path.read_text(), re.MULTILINE) else None
+
 
 def pytest_collection_finish():
-    """What the imports left stays to the end, so no pass of the garbage collector need look at it again."""
-    gc.collect()
-    gc.freeze()
+    spare_the_garbage_collector()
     # Captures make many objects and few cycles: looking for them took a tenth of the whole time.
     gc.set_threshold(50_000, 20, 20)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown():
+    spare_the_garbage_collector()
+
+
+def spare_the_garbage_collector():
+    """What imports and torch's caches keep stays to the end: no pass need look at it again.
+
+    Lowtide asks for a pass before a step is planned: it has to look at what the test has made, no more.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item):
@@ -54,6 +88,39 @@ def forget_compiled_code():
     """Where `torch._dynamo` was not imported, nothing was compiled; importing it takes seconds."""
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+        # Dynamo times each new guard, for its log, after a flush of the caches that takes 0.03 s.
+        torch._dynamo.guards.profile_guard_manager = lambda *args: 0.0
+
+
+@pytest.fixture(autouse=True)
+def effort_of_the_search(request):
+    """Short, with steady prices, where a plan is only followed; the same graph is searched once."""
+    room = request.path.relative_to(Path(__file__).parent).parts[0]
+    if room in FOLLOW_PLANS and not request.node.get_closest_marker("whole_search"):
+        from short_search import short_search, steady_prices
+
+        with short_search(), steady_prices():
+            yield
+    else:
+        if (auto := sys.modules.get("lowtide.solve.auto")) is not None:
+            auto._MOST_REMEMBERED = 100  # the same graph gets the same ladder
+        yield
+
+
+@pytest.fixture
+def idle_kernels(request, monkeypatch):
+    """Inductor compiles no kernel, where no number of a compiled step is looked at: its text and its peak.
+
+    A test of both executors has its other one as it is.
+    """
+    of_test = getattr(request.node, "callspec", None)
+    if of_test is not None and of_test.params.get("executor") == "eager":
+        yield
+        return
+    kernel = "torch._inductor.async_compile.AsyncCompile.cpp_pybinding"
+    monkeypatch.setattr(kernel, lambda *_, **__: lambda *_: None)
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        yield
 
 
 @pytest.fixture

@@ -14,17 +14,25 @@ from contextlib import contextmanager
 import torch
 from torch import fx
 from torch._functorch import aot_autograd
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 PLACE = "aot_stage1_graph_capture"
 """Where AOTAutograd traces the joint graph, in torch 2.11-2.13."""
+
+LOOK = "run_functionalized_fw_and_collect_metadata"
+"""Where it looks at the forward before: which outputs are views, what is written to."""
 
 
 @contextmanager
 def one_capture():
     """For one model: the budgets that it is capped to share what torch captured."""
     shared = _Shared()
-    with _in_place_of(torch, "compile", shared.compile), _in_place_of(aot_autograd, PLACE, shared.trace):
+    with (
+        _in_place_of(torch, "compile", shared.compile),
+        _in_place_of(aot_autograd, LOOK, shared.look),
+        _in_place_of(aot_autograd, PLACE, shared.trace),
+    ):
         yield shared
 
 
@@ -44,7 +52,7 @@ class _Shared:
     def __init__(self):
         self.step = None  # the model, compiled with the backend below
         self.present = None  # the backend of the budget that is asked for now
-        self.joints = []  # AOTAutograd's joint graph of the Dynamo graph that is asked for now, if traced
+        self.traced = {}  # of the Dynamo graph that is asked for now: its metadata and its joint graph
         self.captures = {"dynamo": 0, "joint": 0}
 
     def compile(self, real, function, *, backend, **options):
@@ -56,8 +64,8 @@ class _Shared:
     def backend(self, module, inputs):
         """Stands between Dynamo and the backends of the budgets."""
         self.captures["dynamo"] += 1
-        kept, joints, runners = _copy(module), [], {}
-        self.joints = joints
+        kept, traced, runners = _copy(module), {}, {}
+        self.traced = traced
         try:
             runners[self.present] = self.present(module, inputs)
         except Exception as error:  # a budget that is refused, say: the capture stays for the next one
@@ -65,7 +73,7 @@ class _Shared:
 
         def call(*args):
             if self.present not in runners:
-                self.joints = joints
+                self.traced = traced
                 runners.clear()
                 with _disable_current_modes():
                     runners[self.present] = self.present(_copy(kept), list(args))
@@ -73,13 +81,23 @@ class _Shared:
 
         return call
 
+    def look(self, real, function, **options):
+        """The metadata of the forward."""
+
+        def metadata(*args):
+            if "metadata" not in self.traced:
+                self.traced["metadata"] = real(function, **options)(*args)
+            return copy.copy(self.traced["metadata"])
+
+        return metadata
+
     def trace(self, real, state, function):
         """AOTAutograd's first half; its second half changes some of what the first one made."""
-        if not self.joints:
+        if "joint" not in self.traced:
             self.captures["joint"] += 1
             found = real(state, function)
-            self.joints.append((_copied(found), copy.copy(state)))
-        found, then = self.joints[0]
+            self.traced["joint"] = _copied(found), copy.copy(state)
+        found, then = self.traced["joint"]
         state.flat_args, state.flat_args_descs = then.flat_args, then.flat_args_descs
         state.fw_metadata = copy.copy(then.fw_metadata)
         return _copied(found)
@@ -104,6 +122,6 @@ def _copy(module):
     for node, copied in zip(module.graph.nodes, graph.nodes, strict=True):
         copied.meta = dict(node.meta)
     graph.set_codegen(module.graph._codegen)
-    made = fx.GraphModule(module, graph)
+    made = _LazyGraphModule(module, graph)  # which writes its code when somebody runs it
     made.meta = dict(module.meta)
     return made

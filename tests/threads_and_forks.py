@@ -6,6 +6,7 @@ import threading
 import torch
 
 import lowtide
+from short_search import short_search, steady_prices
 from small_models import WithLoss, mlp
 
 torch.set_num_threads(1)
@@ -38,5 +39,6 @@ def in_a_fork(model):
 if __name__ == "__main__":
     torch.manual_seed(0)
     capped = lowtide.cap(WithLoss(mlp()), "60%")
-    from_threads(capped, torch.randn(256, 32))
-    in_a_fork(capped)
+    with short_search(), steady_prices():
+        from_threads(capped, torch.randn(256, 32))
+        in_a_fork(capped)

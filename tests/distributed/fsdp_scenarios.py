@@ -19,6 +19,8 @@ import lowtide
 sys.path.insert(0, str(Path(__file__).parent))
 from sharded_models import Block, Model, plain_step, same, shard, train
 
+from short_search import short_search, steady_prices
+
 SCENARIOS = {}
 
 
@@ -348,7 +350,8 @@ def main(out, rank):
     logging.getLogger("lowtide").setLevel(logging.ERROR)
     for name in SCENARIOS:
         try:
-            found = SCENARIOS[name](rank=rank)
+            with short_search(), steady_prices():
+                found = SCENARIOS[name](rank=rank)
         except Exception:
             found = {"raised": traceback.format_exc()}
         everywhere = [None, None]

@@ -62,6 +62,7 @@ def test_ddp_with_several_buckets(process_group, options, wrapped_first):
 
 
 @pytest.mark.inductor
+@pytest.mark.usefixtures("idle_kernels")
 def test_ddp_with_several_buckets_compiled(process_group):
     x = torch.randn(512, 256)
     outer = in_ddp(lowtide.cap(wide(), "90%", executor="inductor"))
@@ -127,6 +128,7 @@ class Breaks(nn.Module):
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.usefixtures("idle_kernels")
 def test_backend_refuses_pieces_unless_they_are_allowed(x, executor):
     model = Breaks()
     options = {"budget": "2MiB", "executor": executor}
@@ -140,6 +142,7 @@ def test_backend_refuses_pieces_unless_they_are_allowed(x, executor):
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.usefixtures("idle_kernels")
 def test_a_second_graph_of_one_call_is_refused(monkeypatch, x, executor):
     """Whoever splits a step: here without the settings that keep it whole, and without torch's word."""
     monkeypatch.setattr("lowtide.entry.entries.refuse_part", lambda module: None)
@@ -349,7 +352,7 @@ def test_threads_and_forks():
     folder = Path(__file__).parents[1]
     paths = os.pathsep.join([str(folder), str(folder.parent / "src")])
     command = [sys.executable, str(folder / "threads_and_forks.py")]
-    subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=True, timeout=600)
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=True, timeout=3600)
 
 
 def test_what_is_asked_at_every_call_is_little():

@@ -36,6 +36,7 @@ def compiled_with_backend(model, **options):
 @pytest.mark.parametrize(
     ("use", "budget"), [("cap", "10KiB"), ("backend", "40%"), ("plan", "10KiB"), ("verify", "40%")]
 )
+@pytest.mark.usefixtures("idle_kernels")
 def test_a_given_plan_must_keep_to_the_budget(model, x, executor, use, budget):
     plan = lowtide.plan(model, x, budget="60%", executor=executor)
     options = {"budget": budget, "plan": plan, "executor": executor}
@@ -55,6 +56,7 @@ def test_a_given_plan_must_keep_to_the_budget(model, x, executor, use, budget):
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.usefixtures("idle_kernels")
 def test_a_given_plan_must_keep_to_its_own_budget(model, x, executor):
     plan = lowtide.plan(model, x, budget="60%", executor=executor)
     optimizer = torch.optim.Adam(model.parameters())
@@ -108,6 +110,7 @@ def train(model, x, optimizer, steps=3):
 
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.usefixtures("idle_kernels")
 def test_state_that_appears_later_is_planned_for(model, x, caplog_lowtide, executor, wrapped):
     keep_all = lowtide.plan(model, x, executor=executor).peak
     target = lowtide.cap(lambda x: model(x), int(0.8 * keep_all), executor=executor) if wrapped else model

@@ -16,6 +16,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed (the extra
 from lowtide.integrations.transformers import MEASURED, PREDICTED, Cap  # noqa: E402
 
 pytestmark = [
+    pytest.mark.slow,  # what is imported here takes seconds
     pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*torch.cpu.amp.*:FutureWarning"),
 ]
@@ -51,7 +52,6 @@ def compared(folder, make, budget="80%", *, options=None, **script):
     return trainer, callback
 
 
-@pytest.mark.slow
 @tried("transformers.Trainer", "AdamW, clipping, linear schedule; trained twice; log and report")
 @tried("transformers.Trainer", "`gradient_checkpointing=True`, which the callback switches off")
 def test_a_training_with_its_log_and_its_report(tmp_path, caplog_lowtide):
@@ -73,7 +73,6 @@ def test_a_training_with_its_log_and_its_report(tmp_path, caplog_lowtide):
     assert not is_capped(trainer.model)
 
 
-@pytest.mark.slow
 @tried(
     "transformers.Trainer",
     "`gradient_accumulation_steps`, a smaller last batch, `bf16=True`, `max_grad_norm`",
@@ -83,7 +82,6 @@ def test_accumulation_in_mixed_precision_with_a_smaller_last_batch(tmp_path):
     compared(tmp_path, gpt2, **script)
 
 
-@pytest.mark.slow
 @tried("transformers.Trainer", "`eval_steps`, `save_steps`, `resume_from_checkpoint`")
 def test_evaluation_checkpoints_and_resuming(tmp_path):
     choices = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 2}
@@ -101,7 +99,6 @@ def test_evaluation_checkpoints_and_resuming(tmp_path):
     json.dumps(resumed.state.log_history)
 
 
-@pytest.mark.slow
 @tried("transformers.Trainer", "`label_smoothing_factor`: the loss outside of the model")
 def test_label_smoothing(tmp_path):
     compared(tmp_path, gpt2, label_smoothing_factor=0.1)
@@ -114,7 +111,6 @@ class OwnLoss(transformers.Trainer):
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=3)
 
 
-@pytest.mark.slow
 @tried("transformers.Trainer", '`compute_loss` of one\'s own, with `differentiate="all"`')
 def test_a_loss_of_ones_own(tmp_path):
     compared(tmp_path, gpt2, kind=OwnLoss, options={"differentiate": "all"})
@@ -130,7 +126,6 @@ def padded(items):
     }
 
 
-@pytest.mark.slow
 @tried("transformers.Trainer", "lengths that vary, padded: a plan for each")
 def test_lengths_that_vary(tmp_path, caplog_lowtide):
     data = Texts(8, lengths=(16, 16, 16, 16, 32, 32, 32, 32), mask=True)
@@ -138,7 +133,6 @@ def test_lengths_that_vary(tmp_path, caplog_lowtide):
     compared(tmp_path, gpt2, "820KiB", **script)
 
 
-@pytest.mark.slow
 @tried("transformers.Trainer", "a classifier, whose `problem_type` is settled before the capture")
 def test_a_classifier_is_planned_once(tmp_path, caplog_lowtide):
     trainer, _ = compared(tmp_path, bert, "90%", data=Texts(8, classes=3))
@@ -146,7 +140,6 @@ def test_a_classifier_is_planned_once(tmp_path, caplog_lowtide):
     assert sum(line.startswith("planned") for line in caplog_lowtide) == 1
 
 
-@pytest.mark.slow
 @tried("transformers.Trainer", "Llama with an `attention_mask`", "to rounding ([why](limits.md))")
 def test_llama_trains_as_before_up_to_rounding(tmp_path):
     plain = llama()
@@ -156,7 +149,6 @@ def test_llama_trains_as_before_up_to_rounding(tmp_path):
         torch.testing.assert_close(capped.state_dict()[name], weight, msg=name)
 
 
-@pytest.mark.slow
 @tried("PEFT", "LoRA with `gradient_checkpointing=True`, in `transformers.Trainer`")
 def test_lora_with_gradient_checkpointing(tmp_path):
     def make():
@@ -167,7 +159,6 @@ def test_lora_with_gradient_checkpointing(tmp_path):
     assert "make_inputs_require_grads" in hooks
 
 
-@pytest.mark.slow
 def test_a_budget_too_small_is_told_and_leaves_the_model_as_it_was(tmp_path):
     model = gpt2()
     with pytest.raises(lowtide.BudgetTooSmall, match=r"budget 100KiB .* Try budget="):
@@ -184,7 +175,6 @@ class RunsOutOnce(transformers.Trainer):
         return super().training_step(*arguments, **named)
 
 
-@pytest.mark.slow
 @tried("transformers.Trainer", "`auto_find_batch_size`: capped anew for the smaller batch")
 def test_another_batch_size_is_capped_anew(tmp_path):
     trainer, _ = compared(tmp_path, gpt2, "95%", kind=RunsOutOnce, auto_find_batch_size=True)

@@ -1,12 +1,9 @@
 """Every model of the zoo at four budgets: the peak is as predicted and kept, and no bit changes."""
 
-from contextlib import nullcontext
-
 import pytest
 
 import lowtide
 from one_capture import one_capture
-from short_search import short_search
 from zoo import ZOO
 
 ALL_BUDGETS = ("100%", "70%", "50%", "min")
@@ -34,12 +31,16 @@ def verifying(name):
     return lambda budget: lowtide.verify(model, *args, kwargs=kwargs, budget=budget)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ZOO]
-)
+def marks(name):
+    return [
+        *([] if name in QUICK else [pytest.mark.slow]),
+        *([pytest.mark.whole_search] if name in HALVED else []),  # so that half the peak is reached
+    ]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ZOO])
 def test_step_is_exact_and_peak_as_predicted(name):
-    whole = name in HALVED  # these have the whole search, so that half the peak is reached
-    with one_capture() as shared, nullcontext() if whole else short_search():
+    with one_capture() as shared:
         check_budgets(name)
     assert 1 <= shared.captures["joint"] <= shared.captures["dynamo"]
 

@@ -50,6 +50,7 @@ def test_a_second_call_that_does_not_fit_is_refused_and_the_first_goes_on(execut
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("together", [True, False])
+@pytest.mark.usefixtures("idle_kernels")
 def test_calls_that_fit_together_stay_under_the_budget(executor, together, batches):
     model = Loss()
     budget = int(2.4 * uncapped(model, batches[0]))

@@ -8,7 +8,6 @@ from torch import nn
 
 import lowtide
 from one_capture import one_capture
-from short_search import short_search
 
 pytestmark = pytest.mark.slow
 
@@ -135,7 +134,7 @@ def test_step_is_exact_and_peak_as_predicted(parts, percent, seed):
     torch._dynamo.reset()
     torch.manual_seed(seed)
     model = Step(stack([make() for make in parts]))
-    with one_capture(), short_search():
+    with one_capture():
         found = verify_or_floor(model, torch.randn(BATCH, WIDTH, LENGTH), f"{percent}%")
     assert found.exact, f"{model}\n{found}"
     assert found.measured == found.predicted, f"{model}\n{found}"

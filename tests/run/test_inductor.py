@@ -167,6 +167,7 @@ def test_batch_norm_statistics_are_updated_once():
         torch.testing.assert_close(found, right, msg=name)
 
 
+@pytest.mark.usefixtures("idle_kernels")
 def test_what_chooses_runs_once_in_the_plan():
     net = nn.Linear(16, 16)
 
@@ -182,6 +183,7 @@ def test_what_chooses_runs_once_in_the_plan():
     assert [op for op in plan.graph.ops if "topk" in op.target and op.kind == "pinned"]
 
 
+@pytest.mark.usefixtures("idle_kernels")
 def test_each_shape_has_a_plan_of_its_own():
     model = Blocks(layers=1)
     lowtide.cap(model, "90%", executor="inductor")
@@ -254,6 +256,7 @@ def test_a_step_far_over_its_budget_does_not_get_the_smallest_plan_at_once(monke
     assert rounds(monkeypatch, lambda _: 800)[-1] == 400
 
 
+@pytest.mark.usefixtures("idle_kernels")
 def test_a_step_over_its_budget_is_planned_again_before_its_backward_is_compiled(over, caplog_lowtide):
     more, loaded = over
     model, (x,) = Blocks(layers=1), (torch.rand(256, 32),)
@@ -267,6 +270,7 @@ def test_a_step_over_its_budget_is_planned_again_before_its_backward_is_compiled
     assert len(loaded) == 3, "the first forward, and both graphs of the second attempt"
 
 
+@pytest.mark.usefixtures("idle_kernels")
 def test_a_budget_that_no_compiled_step_meets_is_refused_with_the_smallest(over):
     more, loaded = over
     model, (x,) = Blocks(layers=1), (torch.rand(256, 32),)
@@ -286,6 +290,7 @@ def test_what_cannot_be_trained_is_refused():
         lowtide.cap(lambda x: x.exp().sum(), "1MiB", executor="inductor")(torch.rand(4))
 
 
+@pytest.mark.usefixtures("idle_kernels")
 def test_a_gradient_that_was_not_planned_for_is_refused():
     net = nn.Linear(8, 8)
     small = lowtide.cap(lambda x: (net(x).sum(), net(x)), "1MiB", executor="inductor")
@@ -294,6 +299,7 @@ def test_a_gradient_that_was_not_planned_for_is_refused():
         (loss + logits.sum()).backward()
 
 
+@pytest.mark.usefixtures("idle_kernels")
 def test_gradients_that_are_there_already_count():
     model, batch = Blocks(layers=1), (torch.rand(256, 32),)
     lowtide.cap(model, HUGE, executor="inductor")
@@ -303,6 +309,7 @@ def test_gradients_that_are_there_already_count():
     assert lowtide.plan_of(model).peak == peak > once
 
 
+@pytest.mark.usefixtures("idle_kernels")
 def test_the_backend_takes_the_executor_too():
     model, batch = Blocks(layers=1), (torch.rand(256, 32),)
     options = {"budget": HUGE, "executor": "inductor"}
@@ -352,6 +359,7 @@ def test_a_tangent_that_the_engine_holds_is_not_written_over(monkeypatch):
     assert not any(tangents & {*op.takes} for op in found.graph.ops)
 
 
+@pytest.mark.usefixtures("idle_kernels")
 def test_seeds_are_drawn_before_the_loops_around_them(monkeypatch):
     """What stands before the first dropout is computed in one kernel with what stands after it."""
     texts = []
@@ -362,8 +370,7 @@ def test_seeds_are_drawn_before_the_loops_around_them(monkeypatch):
     def step(x):
         return last(nn.functional.dropout(norm(x + places))).sum()
 
-    with private("inductor_config").patch(fx_graph_cache=False):
-        lowtide.cap(step, HUGE, executor="inductor")(torch.rand(512, 256)).backward()
+    lowtide.cap(step, HUGE, executor="inductor")(torch.rand(512, 256)).backward()
     calls = [line.split("(")[0].strip() for line in texts[0].splitlines()]
     kinds = ("cpp_fused", "extern_kernels.", "aten.randint")
     launched = [call for call in calls if call.startswith(kinds) and "=" not in call]
@@ -412,16 +419,8 @@ class Highest(nn.Module):
         return nn.functional.silu(self.norm(self.convolution(x))).amax((2, 3)).mean()
 
 
-@pytest.fixture
-def idle_kernels(monkeypatch):
-    """Compiles no kernel, where only the texts of compiled steps are looked at."""
-    kernel = "torch._inductor.async_compile.AsyncCompile.cpp_pybinding"
-    monkeypatch.setattr(kernel, lambda *_, **__: lambda *_: None)
-    with private("inductor_config").patch(fx_graph_cache=False):
-        yield
-
-
-def test_what_is_read_twice_inside_of_a_loop_is_not_written_down(idle_kernels):
+@pytest.mark.usefixtures("idle_kernels")
+def test_what_is_read_twice_inside_of_a_loop_is_not_written_down():
     model = Highest()
     lowtide.cap(model, HUGE, executor="inductor")(torch.rand(3, 3, 37, 37))
     plan = lowtide.plan_of(model)

@@ -135,6 +135,7 @@ def test_what_is_recomputed_from_is_named():
 
 
 @pytest.mark.inductor
+@pytest.mark.usefixtures("idle_kernels")
 def test_compiled_steps_look_as_well():
     step = Steps("min", executor="inductor")
     for how in WRITES:

@@ -15,9 +15,16 @@ from lowtide.plans.keep_all import keep_all
 from lowtide.plans.simulator import simulate
 from lowtide.solve import auto
 from lowtide.solve.bound import lower_bound
-from lowtide.solve.exact import exact, smallest_peak, solve_exact
+from lowtide.solve.exact import exact, method, smallest_peak, solve_exact
 from lowtide.solve.exact.model import Stages
 from oracle import best_seconds
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """The limit is of the clock's seconds: on a busy machine a whole search may take many of them."""
+    options = method._options
+    monkeypatch.setattr(method, "_options", lambda limit: options(3600.0 if limit else limit))
 
 
 @pytest.fixture

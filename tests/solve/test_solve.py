@@ -17,6 +17,7 @@ from lowtide.plans.simulator import simulate
 from lowtide.solve import METHODS, find_method, sqrt_segments
 from lowtide.solve.search.greedy import descend, prune
 from lowtide.solve.search.tape import Facts, Tape
+from short_search import short_search
 
 seeds = st.integers(0, 10_000)
 
@@ -31,7 +32,8 @@ EVERY_METHOD = [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) fo
 def test_every_schedule_is_accepted_and_pinned_ops_run_once(method, seed, n, share, takes):
     graph = random_graph(seed, min(n, 7) if method == "exact" else n, takes=takes)  # it has tests of its own
     top = simulate(graph, keep_all(graph)).peak
-    schedule = METHODS[method](graph, int(top * share))
+    with short_search():
+        schedule = METHODS[method](graph, int(top * share))
     timeline = simulate(graph, schedule)
     assert timeline.peak <= top
     runs = Counter(step.op for step in schedule.steps if isinstance(step, Run))
