@@ -35,6 +35,7 @@ from ..plans.planned_step import Plan
 from ..ranks.meeting import all_failed, tell_failure
 from ..sketching.marker import leaving_marks
 from ..torch_state.dispatch_modes import without_foreign_modes
+from ..torch_state.garbage import uncollected
 from ..units import format_bytes, parse_budget
 from .entries import Entry, backend_for, fresh, graphs_of_this_call, key_of, present_graphs
 from .first_call import install, may_install
@@ -111,6 +112,7 @@ class Capped:
                 graphs_of_this_call(),
                 self.one_at_a_time(entry),
                 nullcontext() if entry.parts else planning(),
+                nullcontext() if entry.parts else uncollected(),
                 clear_errors(),
                 without_foreign_modes(),
                 usual_stance(),

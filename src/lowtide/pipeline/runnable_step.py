@@ -19,6 +19,7 @@ from ..options import limit
 from ..plans.planned_step import Plan
 from ..run.handing import Departures
 from ..stages import Asked, Runner
+from ..torch_state.garbage import uncollected
 from .eager_step import eager_runner
 from .in_flight import Call, Caller, keep_account, refuse_if_over
 from .optimizer_steps import seen_for
@@ -33,7 +34,8 @@ def runnable(asked: Asked, caller: Caller, module: fx.GraphModule, inputs: Seque
         return RunnableStep(asked, caller, Runner(module.forward, None, asked.inputs))
     asked = replace(asked, inputs=StepInputs.of(module, inputs))
     mark_regions(module.graph)
-    return RunnableStep(asked, caller, _first_runner(asked, module, inputs))
+    with uncollected():
+        return RunnableStep(asked, caller, _first_runner(asked, module, inputs))
 
 
 def _first_runner(asked: Asked, module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from ...cache_folder import cache_folder
 from .tape import Facts
 
-__all__ = ["NativeTape", "library"]
+__all__ = ["NativeTape", "judge", "library"]
 
 SOURCES = Path(__file__).parent / "c"
 
@@ -110,6 +110,8 @@ def _bind(loaded: ctypes.CDLL) -> ctypes.CDLL:
         ("ruin", None, tape, number, number, number, ctypes.c_uint64),
         ("anneal", None, tape, size, size, number, number, number, ctypes.c_uint64),
         ("prune", None, tape, size, size),
+        ("judge", size, ctypes.c_void_p, ctypes.c_void_p, count, ctypes.c_void_p),
+        ("needed", count, count, count, *[ctypes.c_void_p] * 5, count, ctypes.c_void_p),
     ):
         function = getattr(loaded, f"lowtide_{name}")
         function.restype, function.argtypes = gives, takes
@@ -136,6 +138,16 @@ class NativeFacts:
             self.arrays[f"{one}s"] = np.array([v for values in many for v in values], dtype=np.int32)
         pointers = {name: array.ctypes.data for name, array in self.arrays.items()}
         self.struct = _Facts(len(facts.own), len(facts.size), facts.fixed, **pointers)
+
+
+def judge(facts: Facts, order: Sequence[int]) -> tuple[int, float]:
+    """The peak and the seconds of an order of runs, as its tape would have them."""
+    found = library()
+    assert found is not None, "there is no compiled search"
+    runs, seconds = np.array(order, dtype=np.int32), ctypes.c_double()
+    pointer = ctypes.byref(facts.native.struct)
+    peak = found.lowtide_judge(pointer, runs.ctypes.data, len(runs), ctypes.byref(seconds))
+    return int(peak), seconds.value
 
 
 class NativeTape:

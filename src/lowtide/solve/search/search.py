@@ -39,7 +39,7 @@ import numpy as np
 from ...plans.graph import Graph
 from .greedy import PlainTape
 from .ladder import Ladder, Rung
-from .native import NativeTape, library
+from .native import NativeTape, judge, library
 from .reorder import first_orders
 from .seeds import seed_orders
 from .tape import Facts
@@ -210,7 +210,11 @@ class Search:
     def plant(self) -> None:
         """Let the plans of other methods join."""
         for order in seed_orders(self.graph):
-            tape = self.tape(self.facts.order(*order))
+            runs = self.facts.order(*order)
+            # Most do not improve on anything, and a tape of thousands of runs takes milliseconds to make.
+            if self.native and not self.ladder.improves(*judge(self.facts, runs)):
+                continue
+            tape = self.tape(runs)
             if self.ladder.improves(tape.peak(), tape.seconds):
                 self.note(tape)
                 if self.short(tape.order()):
