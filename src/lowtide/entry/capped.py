@@ -25,6 +25,7 @@ from .._torch import (
 from ..capture.joint_graph import capturing
 from ..capture.torch_errors import CAPPED_INSIDE, clear_errors
 from ..console.log import log, planning, say_plan
+from ..console.stage_seconds import timed
 from ..errors import BudgetTooSmall, CaptureError, LowtideError
 from ..measuring.trial import Trial, modules_of
 from ..options import Options, limit, relative_to
@@ -113,6 +114,7 @@ class Capped:
                 self.one_at_a_time(entry),
                 nullcontext() if entry.parts else planning(),
                 nullcontext() if entry.parts else uncollected(),
+                nullcontext() if entry.parts else timed("torch.compile's front end"),
                 clear_errors(),
                 without_foreign_modes(),
                 usual_stance(),

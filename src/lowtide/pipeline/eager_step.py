@@ -15,6 +15,7 @@ from ..capture.joint_graph import through_aot
 from ..capture.known_kernels import learn
 from ..capture.lift import module_path, source_line, target_name
 from ..console.log import log, say_plan
+from ..console.stage_seconds import timed
 from ..plans.planned_step import Plan
 from ..prices.measured import Kernels
 from ..run.backward import Backward
@@ -30,7 +31,8 @@ __all__ = ["eager_runner"]
 def eager_runner(asked: Asked, module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
     """The runner of a step, op by op."""
     halves = _Halves(asked)
-    run = through_aot(module, inputs, halves, asked.autocast)
+    with timed("AOTAutograd"):
+        run = through_aot(module, inputs, halves, asked.autocast)
     stage, halves.stage = halves.stage, None  # AOTAutograd keeps the halves, and need not keep the graphs
     if stage is None:
         return Runner(run, None, asked.inputs)
@@ -58,10 +60,12 @@ class _Halves:
         self.misfits = Misfits.on(self.stage.captured.trace.device)
         return self.stage.forward, self.stage.backward
 
+    @timed("code of the forward")
     def forward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
         assert self.misfits is not None
         return checked(self.with_constants(module), "forward", self.misfits)
 
+    @timed("code of the backward")
     def backward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
         assert self.misfits is not None
         made = self.with_constants(module)

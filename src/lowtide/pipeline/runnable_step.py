@@ -14,6 +14,7 @@ from .._torch import first_run_unwatched
 from ..capture.rewrites.autocast import mark_regions
 from ..capture.rewrites.random_draws import lay_out_calls
 from ..capture.step_inputs import StepInputs
+from ..console.stage_seconds import timed
 from ..devices.optimizers import state_bytes
 from ..options import limit
 from ..plans.planned_step import Plan
@@ -54,6 +55,7 @@ class RunnableStep:
     asked: Asked
     caller: Caller
     runner: Runner = field(repr=False)
+    ran: bool = field(default=False, repr=False)
 
     @property
     def plan(self) -> Plan | None:
@@ -73,8 +75,10 @@ class RunnableStep:
             refuse_if_over(self.caller, self.plan)
         departures = Departures(self.runner.groups) if self.runner.groups else None
         given = args if departures is None else departures.inputs(args)
-        with first_run_unwatched() if self.runner.casts_inside else nullcontext():
+        told = nullcontext() if self.ran else timed("first forward")
+        with told, first_run_unwatched() if self.runner.casts_inside else nullcontext():
             results = self.runner.run(*given)
+        self.ran = True
         node = backward_node(results, given)
         if node is not None:
             node.set_materialize_grads(False)  # the backward sees which gradients do not come

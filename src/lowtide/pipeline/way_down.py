@@ -19,6 +19,7 @@ from ..capture.lift import lift
 from ..capture.torch_errors import OnlyPlanned
 from ..capture.trace import Manner, device_of, make_trace
 from ..capture.untouched import with_tangents_that_come, without_untouched
+from ..console.stage_seconds import timed
 from ..devices.allocator import rounded
 from ..devices.baseline import State, fixed_bands, states
 from ..devices.memory import DeviceMemory, memory_of
@@ -69,6 +70,7 @@ def _planned(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> Plann
     return plan_step(priced(asked, joint))
 
 
+@timed("rewrites and lift")
 def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> Captured:
     """The joint graph, rewritten so that it can be planned, and lifted to a graph."""
     target = find_device(asked.target) if asked.target else None
@@ -102,6 +104,7 @@ def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> C
     )
 
 
+@timed("prices")
 def price_step(captured: Captured) -> Priced:
     """The graph of what runs, fused where the step is compiled, with prices and with bands beside it."""
     asked, device = captured.asked, captured.trace.device
@@ -157,6 +160,7 @@ def _outside(captured: Captured, graph: Graph) -> int:
     return 0 if options.allow_breaks else 2 * held
 
 
+@timed("search")
 def plan_step(priced: Priced) -> Planned:
     """The plan under the budget, or the one that was handed in; with collectives, the same on all ranks."""
     device = memory_of(priced.lifted.graph, priced.captured.asked.target)
@@ -215,6 +219,7 @@ def _exact_peak(asked: Asked) -> int | None:
     return asked.sketched.whole if asked.sketched is not None and asked.sketched.saved else None
 
 
+@timed("lowering")
 def lower_step(planned: Planned) -> Lowered:
     """The pair of graphs that does what the schedule says."""
     captured, lifted = planned.priced.captured, planned.priced.lifted
