@@ -17,6 +17,7 @@ from ..capture.step_inputs import StepInputs
 from ..console.stage_seconds import timed
 from ..devices.optimizers import state_bytes
 from ..options import limit
+from ..planner.under_budget import get_ready
 from ..plans.planned_step import Plan
 from ..run.handing import Departures
 from ..stages import Asked, Runner
@@ -35,6 +36,7 @@ def runnable(asked: Asked, caller: Caller, module: fx.GraphModule, inputs: Seque
         return RunnableStep(asked, caller, Runner(module.forward, None, asked.inputs))
     asked = replace(asked, inputs=StepInputs.of(module, inputs))
     mark_regions(module.graph)
+    get_ready()
     with uncollected():
         return RunnableStep(asked, caller, _first_runner(asked, module, inputs))
 

@@ -20,7 +20,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ import numpy.typing as npt
 from ...cache_folder import cache_folder
 from .tape import Facts
 
-__all__ = ["NativeTape", "judge", "library"]
+__all__ = ["NativeTape", "build_ahead", "judge", "library"]
 
 SOURCES = Path(__file__).parent / "c"
 
@@ -59,11 +61,29 @@ class _Facts(ctypes.Structure):
     )
 
 
+_builders: list[threading.Thread] = []
+
+
+def build_ahead() -> None:
+    """Begin to compile the search, where that was not done before: a second that a capture can hide."""
+    if _builders or os.environ.get("LOWTIDE_NATIVE", "1") == "0" or (cache_folder() / _name()).exists():
+        return
+    _builders.append(threading.Thread(target=_try_to_build, daemon=True))
+    _builders[0].start()
+
+
+def _try_to_build() -> None:
+    with suppress(OSError, subprocess.SubprocessError):  # `library` meets the same and does without
+        _build()
+
+
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled search, or None where it cannot be had."""
     if os.environ.get("LOWTIDE_NATIVE", "1") == "0":
         return None
+    for builder in _builders:
+        builder.join()
     try:
         return _bind(ctypes.CDLL(str(_build())))
     except (OSError, subprocess.SubprocessError):
