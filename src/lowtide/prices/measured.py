@@ -315,7 +315,7 @@ def _run_on_cuda(call: Callable[[], Any], device: torch.device, calls: int) -> f
         call()
     end.record()
     torch.cuda.synchronize(device)
-    return start.elapsed_time(end) * 1e-3 / calls
+    return float(start.elapsed_time(end)) * 1e-3 / calls
 
 
 class _untouched:  # noqa: N801  # reads as a verb where it is used
