@@ -39,13 +39,14 @@ class Walk:
     def way_down(self) -> list[str]:
         """The rooms from the joint graph, which torch hands over, to the functions of the step.
 
-        A room counts as often as it is entered from another one; `plans` is data, which all rooms hold.
+        A room counts as often as it is entered from another one; `plans` is data, which all rooms hold,
+        and `console` only tells how long each stage took.
         """
         names = [name for _, name in self.path]
         start, end = names.index("through_aot") + 1, names.index("checked") + 1
         found: list[str] = []
         for room, _ in self.path[start:end]:
-            if room != "plans" and found[-1:] != [room]:
+            if room not in ("plans", "console") and found[-1:] != [room]:
                 found.append(room)
         return found
 

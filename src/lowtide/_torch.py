@@ -511,6 +511,24 @@ def eager_kernels() -> Iterator[None]:
             op._dispatch_cache.clear()
 
 
+@contextmanager
+def without_graph_texts() -> Iterator[None]:
+    """Leave out the text of each graph where nobody keeps torch's structured trace (seen in 2.11-2.13).
+
+    AOTAutograd writes it for that trace whether there is one or not: a 25th of the capture of 3000 ops.
+    """
+    if logging.getLogger("torch.__trace").handlers:
+        yield
+        return
+    written = torch.fx.GraphModule.print_readable
+
+    def readable(self: torch.fx.GraphModule, print_output: bool = True, *args: Any, **kwargs: Any) -> str:
+        return written(self, print_output, *args, **kwargs) if print_output else ""
+
+    with attributes(torch.fx.GraphModule, print_readable=readable):
+        yield
+
+
 def keeping_draws() -> AbstractContextManager[None]:
     """Let torch's passes over captured graphs keep random ops that nobody reads.
 

@@ -13,8 +13,9 @@ from lowtide.plans.keep_all import keep_all
 from lowtide.plans.order import first_order
 from lowtide.plans.simulator import simulate
 from lowtide.solve import auto
+from lowtide.solve.search import native as native_module
 from lowtide.solve.search.greedy import PlainTape
-from lowtide.solve.search.native import NativeTape, _name, library
+from lowtide.solve.search.native import NativeTape, _name, build_ahead, library
 from lowtide.solve.search.tape import Facts
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="there is no C compiler here")
@@ -33,6 +34,32 @@ def test_a_cache_may_serve_several_kinds_of_machine(monkeypatch):
     assert _name() == here
     monkeypatch.setattr("platform.machine", lambda: "another")
     assert _name() != here
+
+
+def test_it_is_built_ahead_once_and_not_where_it_is_there(monkeypatch, tmp_path):
+    built = []
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    monkeypatch.setattr(native_module, "_builders", [])
+    monkeypatch.setattr(native_module, "_build", lambda: built.append(1))
+    (tmp_path / _name()).touch()
+    build_ahead()
+    assert not native_module._builders
+    (tmp_path / _name()).unlink()
+    for _ in range(2):
+        build_ahead()
+    native_module._builders[0].join()
+    assert built == [1]
+
+
+def test_a_build_ahead_that_fails_is_left_to_the_search(monkeypatch, tmp_path):
+    def no_compiler():
+        raise OSError("there is no C compiler")
+
+    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
+    monkeypatch.setattr(native_module, "_builders", [])
+    monkeypatch.setattr(native_module, "_build", no_compiler)
+    build_ahead()
+    native_module._builders[0].join()
 
 
 # The same graphs every time: the two space their slots differently, so a slot that a run has left is used

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import fx
 
-from .._torch import eager_kernels, keeping_draws, private
+from .._torch import eager_kernels, keeping_draws, private, without_graph_texts
 from ..torch_state.autocast_state import State, as_torch_reads_it
 
 __all__ = ["Halves", "aot_settings", "capturing", "through_aot"]
@@ -46,7 +46,8 @@ def through_aot(
 ) -> Callable[..., Any]:
     """The function of a step, as AOTAutograd puts it together from its halves."""
     settings = {"donated_buffer": False, **aot_settings(autocast)}
-    with capturing, private("functorch_config").patch(settings), eager_kernels(), keeping_draws():
+    patched = private("functorch_config").patch(settings)
+    with capturing, patched, eager_kernels(), keeping_draws(), without_graph_texts():
         return private("aot_module_simplified")(  # type: ignore[no-any-return]
             module,
             list(inputs),

@@ -28,6 +28,7 @@ from ..capture.conditions import OtherData
 from ..capture.joint_graph import capturing
 from ..capture.torch_errors import CAPPED_INSIDE, clear_errors
 from ..console.log import log, planning, say_plan
+from ..console.stage_seconds import timed
 from ..errors import BudgetTooSmall, CaptureError, LowtideError, PlanMismatch
 from ..measuring.trial import Trial, modules_of
 from ..options import Options, limit, relative_to
@@ -38,6 +39,7 @@ from ..plans.planned_step import Plan
 from ..ranks.meeting import all_failed, tell_failure
 from ..sketching.marker import leaving_marks
 from ..torch_state.dispatch_modes import without_foreign_modes
+from ..torch_state.garbage import uncollected
 from ..units import format_bytes, parse_budget
 from .entries import Entry, backend_for, fresh, graphs_of_this_call, key_of, present_graphs
 from .first_call import install, may_install
@@ -132,6 +134,8 @@ class Capped:
                 graphs_of_this_call(),
                 self.one_at_a_time(entry),
                 nullcontext() if entry.parts else planning(),
+                nullcontext() if entry.parts else uncollected(),
+                nullcontext() if entry.parts else timed("torch.compile's front end"),
                 clear_errors(),
                 without_foreign_modes(),
                 usual_stance(),

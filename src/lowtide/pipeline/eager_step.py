@@ -15,6 +15,7 @@ from ..capture.joint_graph import through_aot
 from ..capture.known_kernels import learn
 from ..capture.lift import module_path, source_line, target_name
 from ..console.log import log, say_plan
+from ..console.stage_seconds import timed
 from ..errors import BudgetTooSmall
 from ..plans.planned_step import Plan
 from ..prices.measured import Kernels
@@ -35,7 +36,8 @@ def eager_runner(
 ) -> Runner:
     """The runner of a step, op by op; `holds` is what is known of who holds its results."""
     halves = _Halves(asked)
-    run = through_aot(module, inputs, halves, asked.autocast)
+    with timed("AOTAutograd"):
+        run = through_aot(module, inputs, halves, asked.autocast)
     stage, halves.stage = halves.stage, None  # AOTAutograd keeps the halves, and need not keep the graphs
     if stage is None:
         return Runner(run, None, asked.inputs)
@@ -68,11 +70,13 @@ class _Halves:
         self.returned, self.outputs = returned_by(self.stage.planned), num_fwd_outputs
         return self.stage.forward, self.stage.backward
 
+    @timed("code of the forward")
     def forward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
         assert self.misfits is not None
         run = checked(self.with_constants(module), "forward", self.misfits)
         return run if self.returned is None else boxed(self.returned.noting(run, self.outputs))
 
+    @timed("code of the backward")
     def backward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
         assert self.misfits is not None
         made = self.with_constants(module)

@@ -15,12 +15,15 @@ from ..capture.conditions import Conditions, cut_conditions
 from ..capture.rewrites.autocast import mark_regions
 from ..capture.rewrites.random_draws import lay_out_calls
 from ..capture.step_inputs import StepInputs
+from ..console.stage_seconds import timed
 from ..devices.optimizers import state_bytes
 from ..options import limit
+from ..planner.under_budget import get_ready
 from ..plans.planned_step import Plan
 from ..run.handing import Departures
 from ..stages import Asked, Runner
 from ..torch_state.autocast_state import present_state
+from ..torch_state.garbage import uncollected
 from .eager_step import eager_runner
 from .in_flight import Call, Caller, keep_account, refuse_if_over
 from .optimizer_steps import seen_for
@@ -47,7 +50,10 @@ def runnable(asked: Asked, caller: Caller, module: fx.GraphModule, inputs: Seque
     )
     mark_regions(module.graph)
     stepping = Stepping(caller, optimizers, asked.inputs.names) if optimizers else None
-    return RunnableStep(asked, caller, _first_runner(asked, caller, module, inputs), conditions, stepping)
+    get_ready()
+    with uncollected():
+        runner = _first_runner(asked, caller, module, inputs)
+    return RunnableStep(asked, caller, runner, conditions, stepping)
 
 
 def _first_runner(asked: Asked, caller: Caller, module: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
@@ -68,6 +74,7 @@ class RunnableStep:
     runner: Runner = field(repr=False)
     conditions: Conditions | None = None
     stepping: Stepping | None = field(default=None, repr=False)
+    ran: bool = field(default=False, repr=False)
 
     @property
     def plan(self) -> Plan | None:
@@ -91,8 +98,10 @@ class RunnableStep:
             self.stepping.before_call()
         departures = Departures(self.runner.groups) if self.runner.groups else None
         given = args if departures is None else departures.inputs(args)
-        with first_run_unwatched() if self.runner.casts_inside else nullcontext():
+        told = nullcontext() if self.ran else timed("first forward")
+        with told, first_run_unwatched() if self.runner.casts_inside else nullcontext():
             results = self.runner.run(*given)
+        self.ran = True
         node = backward_node(results, given)
         if node is not None:
             node.set_materialize_grads(False)  # the backward sees which gradients do not come

@@ -21,6 +21,7 @@ from ..capture.rewrites.collectives import is_collective
 from ..capture.torch_errors import OnlyPlanned
 from ..capture.trace import Manner, Trace, device_of, make_trace
 from ..capture.untouched import with_tangents_that_come, without_untouched
+from ..console.stage_seconds import timed
 from ..devices.baseline import State, fixed_bands, states
 from ..devices.memory import DeviceMemory, memory_of
 from ..devices.table import find_device
@@ -103,6 +104,7 @@ def _plan_or_hint(captured: Captured) -> Planned:
         raise with_split(error, found) from None
 
 
+@timed("rewrites and lift")
 def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> Captured:
     """The joint graph, rewritten so that it can be planned, and lifted to a graph."""
     target = find_device(asked.target) if asked.target else None
@@ -150,6 +152,7 @@ def recaptured(asked: Asked, captured: Captured, trace: Trace) -> Captured:
     return replace(captured, asked=asked, trace=trace, lifted=_lifted(asked, trace))
 
 
+@timed("prices")
 def price_step(captured: Captured) -> Priced:
     """The graph of what runs, fused where the step is compiled, with prices and with bands beside it."""
     asked, device = captured.asked, captured.trace.device
@@ -211,6 +214,7 @@ def _by_optimizer(counted: list[State]) -> dict[object, int]:
     return {seen(state.optimizer): state.held + state.coming for state in counted}
 
 
+@timed("search")
 def plan_step(priced: Priced) -> Planned:
     """The plan under the budget, or the one that was handed in; with collectives, the same on all ranks."""
     device = memory_of(priced.lifted.graph, priced.captured.asked.target)
@@ -296,6 +300,7 @@ def _exact_peak(asked: Asked) -> int | None:
     return asked.sketched.whole if asked.sketched is not None and asked.sketched.saved else None
 
 
+@timed("lowering")
 def lower_step(planned: Planned) -> Lowered:
     """The pair of graphs that does what the schedule says."""
     captured, lifted = planned.priced.captured, planned.priced.lifted

@@ -16,14 +16,20 @@ from ..plans.keep_all import keep_all
 from ..plans.planned_step import Plan, make_plan
 from ..plans.simulator import simulate
 from ..solve import find_method
+from ..solve.search.native import build_ahead
 from ..units import Budget, format_bytes, parse_budget
 from .budgets import resolve
 from .too_small import too_small
 
-__all__ = ["plan_graph", "uncapped_peak", "with_allocator_overhead"]
+__all__ = ["get_ready", "plan_graph", "uncapped_peak", "with_allocator_overhead"]
 
 ALLOCATOR = "allocator"
 """The band of what a caching allocator takes above the sum of the values."""
+
+
+def get_ready() -> None:
+    """Begin what the first plan on a machine needs, while a step is still being captured."""
+    build_ahead()
 
 
 def plan_graph(

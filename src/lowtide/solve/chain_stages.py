@@ -24,7 +24,8 @@ from itertools import accumulate, pairwise
 from typing import Literal, TypeAlias
 
 from ..plans.graph import Graph
-from ..plans.order import first_order, without_waste
+from ..plans.order import first_order
+from .waste import without_waste
 
 __all__ = ["Action", "Stages", "crossing_bytes", "find_stages", "stages_at"]
 

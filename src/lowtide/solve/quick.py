@@ -27,6 +27,6 @@ def quick(graph: Graph, budget: int) -> Rung:
 def smallest(graph: Graph) -> Rung:
     """The plan with the smallest peak of a few."""
     search = Search(graph)
-    search.down(search.bases[0])
+    search.join(search.down(search.bases[0]))
     search.bisect()
     return search.ladder[0]

@@ -1,4 +1,4 @@
-"""What torch holds around a step: autocast, random states, dispatch modes.
+"""What torch and Python hold around a step: autocast, random states, dispatch modes, garbage.
 
 In: nothing: it looks at the thread it is in.
 Out: states that can be compared, kept and put back.

@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...plans.graph import Graph
-from ...plans.order import first_order, just_in_time, without_waste
+from ...plans.order import first_order, just_in_time
+from ..waste import without_waste
 from .method import CutNetwork
 from .mincut import Cut
 from .moments import RequiredOps, moments

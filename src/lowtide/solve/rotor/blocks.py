@@ -24,8 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...plans.graph import Graph
-from ...plans.order import first_order, without_waste
+from ...plans.order import first_order
 from ..chain_stages import Stages, crossing_bytes
+from ..waste import without_waste
 from .chain import Action, Stage
 from .ways import Block, Places, Way
 

@@ -20,7 +20,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ import numpy.typing as npt
 from ...cache_folder import cache_folder
 from .tape import Facts
 
-__all__ = ["NativeTape", "library"]
+__all__ = ["NativeTape", "build_ahead", "judge", "library"]
 
 SOURCES = Path(__file__).parent / "c"
 
@@ -62,11 +64,29 @@ class _Facts(ctypes.Structure):
     )
 
 
+_builders: list[threading.Thread] = []
+
+
+def build_ahead() -> None:
+    """Begin to compile the search, where that was not done before: a second that a capture can hide."""
+    if _builders or os.environ.get("LOWTIDE_NATIVE", "1") == "0" or (cache_folder() / _name()).exists():
+        return
+    _builders.append(threading.Thread(target=_try_to_build, daemon=True))
+    _builders[0].start()
+
+
+def _try_to_build() -> None:
+    with suppress(OSError, subprocess.SubprocessError):  # `library` meets the same and does without
+        _build()
+
+
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled search, or None where it cannot be had."""
     if os.environ.get("LOWTIDE_NATIVE", "1") == "0":
         return None
+    for builder in _builders:
+        builder.join()
     try:
         return _bind(ctypes.CDLL(str(_build())))
     except (OSError, subprocess.SubprocessError):
@@ -113,6 +133,8 @@ def _bind(loaded: ctypes.CDLL) -> ctypes.CDLL:
         ("ruin", None, tape, number, number, number, ctypes.c_uint64),
         ("anneal", None, tape, size, size, number, number, number, ctypes.c_uint64),
         ("prune", None, tape, size, size),
+        ("judge", size, ctypes.c_void_p, ctypes.c_void_p, count, ctypes.c_void_p),
+        ("needed", count, count, count, *[ctypes.c_void_p] * 5, count, ctypes.c_void_p),
     ):
         function = getattr(loaded, f"lowtide_{name}")
         function.restype, function.argtypes = gives, takes
@@ -144,6 +166,16 @@ class NativeFacts:
             self.arrays[f"{one}s"] = np.array([v for values in many for v in values], dtype=np.int32)
         pointers = {name: array.ctypes.data for name, array in self.arrays.items()}
         self.struct = _Facts(len(facts.own), len(facts.size), facts.fixed, **pointers)
+
+
+def judge(facts: Facts, order: Sequence[int]) -> tuple[int, float]:
+    """The peak and the seconds of an order of runs, as its tape would have them."""
+    found = library()
+    assert found is not None, "there is no compiled search"
+    runs, seconds = np.array(order, dtype=np.int32), ctypes.c_double()
+    pointer = ctypes.byref(facts.native.struct)
+    peak = found.lowtide_judge(pointer, runs.ctypes.data, len(runs), ctypes.byref(seconds))
+    return int(peak), seconds.value
 
 
 class NativeTape:

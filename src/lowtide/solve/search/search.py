@@ -29,8 +29,8 @@ Limits: a local search. `bound` says how far from the optimum it may be.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import cycle
 from random import Random
 
@@ -39,7 +39,7 @@ import numpy as np
 from ...plans.graph import Graph
 from .greedy import PlainTape
 from .ladder import Ladder, Rung
-from .native import NativeTape, library
+from .native import NativeTape, judge, library
 from .reorder import first_orders
 from .seeds import seed_orders
 from .tape import Facts
@@ -139,13 +139,11 @@ class Search:
         # The orders of first runs to start from: those that can go lowest.
         ranked = sorted(range(len(orders)), key=promises.__getitem__)
         self.bases = [orders[index] for index in ranked[: self.effort.orders]]
+        self.targets = self._targets()
 
     def run(self) -> Ladder:
         """The ladder."""
-        for index, base in enumerate(self.bases):
-            self.down(base)
-            self.tell(0.3 * (index + 1) / len(self.bases))
-        self.plant()
+        self.plant(self.down_and_seeds())
         self.tell(0.4)
         self.graft()
         self.tell(0.5)
@@ -157,6 +155,29 @@ class Search:
         self.tell(1.0)
         return self.ladder
 
+    def down_and_seeds(self) -> list[list[int]]:
+        """Go down from each base, and gather the plans of other methods meanwhile.
+
+        The compiled search runs without Python's lock, so each base takes a core of its own where there are
+        some. Their ladders are joined in the order of the bases: how fast each was makes no difference.
+        """
+        if not self.native:
+            for base in self.bases:
+                self.join(self.down(base))
+            return self.seeds()
+        with ThreadPoolExecutor(len(self.bases)) as pool:
+            found = pool.map(self.down, self.bases)
+            seeds = self.seeds()
+            for index, ladder in enumerate(found):
+                self.join(ladder)
+                self.tell(0.3 * (index + 1) / len(self.bases))
+        return seeds
+
+    def join(self, other: Ladder) -> None:
+        """Take over the rungs of another ladder that improve on this one."""
+        for rung in other:
+            self.ladder.add(rung)
+
     def tell(self, share: float) -> None:
         if self.progress is not None:
             self.progress(share)
@@ -164,14 +185,14 @@ class Search:
     def tape(self, order: Sequence[int]) -> NativeTape | PlainTape:
         return NativeTape(self.facts, order) if self.native else PlainTape(self.facts, order)
 
-    def note(self, tape: NativeTape | PlainTape) -> None:
-        """Put a plan on the ladder."""
+    def note(self, tape: NativeTape | PlainTape, ladder: Ladder | None = None) -> None:
+        """Put a plan on a ladder, the one of the search unless another is named."""
+        ladder = self.ladder if ladder is None else ladder
         peak, seconds = tape.peak(), tape.seconds
-        if self.ladder.improves(peak, seconds):
-            self.ladder.add(Rung(peak, seconds, np.array(tape.order(), dtype=np.int32)))
+        if ladder.improves(peak, seconds):
+            ladder.add(Rung(peak, seconds, np.array(tape.order(), dtype=np.int32)))
 
-    @cached_property
-    def targets(self) -> list[int]:
+    def _targets(self) -> list[int]:
         """Targets from the top to the floor: round shares of the top, as people ask for them, then finer."""
         shares = [share / 100 for share in range(100 - self.effort.step, 0, -self.effort.step)]
         round_ones = [int(self.top * share) for share in shares if self.top * share > self.floor]
@@ -179,23 +200,26 @@ class Search:
         finer = [self.floor + int((last - self.floor) * share) for share in FINER]
         return sorted({*round_ones, *finer}, reverse=True)
 
-    def attempt(self, start: NativeTape | PlainTape, target: int, exponent: float) -> NativeTape | PlainTape:
+    def attempt(
+        self, start: NativeTape | PlainTape, target: int, exponent: float, ladder: Ladder | None = None
+    ) -> NativeTape | PlainTape:
         """One descent from a copy of a tape to a target, cleaned up."""
         tape = start.copy()
         tape.descend(target, exponent=exponent, tolerance=self.effort.tolerance, limit=self.limit)
         tape.prune(max(target, tape.peak()))
-        self.note(tape)
+        self.note(tape, ladder)
         return tape
 
-    def down(self, base: Sequence[int]) -> None:
-        """Plan for each target in turn, until two in a row are out of reach."""
+    def down(self, base: Sequence[int]) -> Ladder:
+        """A ladder from one base: plan for each target in turn, until two in a row are out of reach."""
+        found = Ladder()
         first = last = self.tape(base)
         fresh = list(EXPONENTS[: self.effort.exponents])
         missed = 0
         for target in [target for target in self.targets if target < first.peak()]:
-            tapes = [self.attempt(last, target, EXPONENTS[0])]
+            tapes = [self.attempt(last, target, EXPONENTS[0], found)]
             for exponent in list(fresh):
-                tapes.append(self.attempt(first, target, exponent))
+                tapes.append(self.attempt(first, target, exponent, found))
                 # A fresh start that misses this target will hardly reach the lower ones.
                 if tapes[-1].peak() > target:
                     fresh.remove(exponent)
@@ -203,14 +227,33 @@ class Search:
             missed = 0 if fitting else missed + 1
             # One miss can be bad luck of a greedy descent; two in a row hardly are.
             if missed == 2:
-                return
+                break
             if fitting:
                 last = min(fitting, key=lambda tape: (tape.seconds, tape.peak()))
+        return found
 
-    def plant(self) -> None:
+    def seeds(self) -> list[list[int]]:
+        """The plans of other methods, but for those that an earlier one beats.
+
+        Most are beaten, and a tape of thousands of runs takes milliseconds to make: they are judged without.
+        """
+        orders = (self.facts.order(*order) for order in seed_orders(self.graph))
+        if not self.native:
+            return list(orders)
+        ladder, found = Ladder(), []
+        for runs in orders:
+            peak, seconds = judge(self.facts, runs)
+            if ladder.improves(peak, seconds):
+                ladder.add(Rung(peak, seconds, np.empty(0, dtype=np.int32)))
+                found.append(runs)
+        return found
+
+    def plant(self, seeds: list[list[int]]) -> None:
         """Let the plans of other methods join."""
-        for order in seed_orders(self.graph):
-            tape = self.tape(self.facts.order(*order))
+        for runs in seeds:
+            if self.native and not self.ladder.improves(*judge(self.facts, runs)):
+                continue
+            tape = self.tape(runs)
             if self.ladder.improves(tape.peak(), tape.seconds):
                 self.note(tape)
                 if self.short(tape.order()):

@@ -5,7 +5,7 @@
  */
 #include <math.h>
 
-#include "tape.h"
+#include "orders.h"
 
 #define REACH 8 /* these three as in `greedy.py`, which says where they come from */
 #define LONGEST 32 /* REACH times a power of four, or a move outgrows its arrays */
