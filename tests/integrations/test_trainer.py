@@ -140,13 +140,9 @@ def test_a_classifier_is_planned_once(tmp_path, caplog_lowtide):
     assert sum(line.startswith("planned") for line in caplog_lowtide) == 1
 
 
-@tried("transformers.Trainer", "Llama with an `attention_mask`", "to rounding ([why](limits.md))")
-def test_llama_trains_as_before_up_to_rounding(tmp_path):
-    plain = llama()
-    trained(tmp_path / "plain", plain)
-    capped = trained(tmp_path / "capped", llama(), Cap("85%")).model
-    for name, weight in plain.state_dict().items():
-        torch.testing.assert_close(capped.state_dict()[name], weight, msg=name)
+@tried("transformers.Trainer", "Llama with an `attention_mask`")
+def test_llama_with_a_mask(tmp_path):
+    compared(tmp_path, llama, "85%")
 
 
 @tried("PEFT", "LoRA with `gradient_checkpointing=True`, in `transformers.Trainer`")

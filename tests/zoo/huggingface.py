@@ -22,7 +22,7 @@ def causal(model: nn.Module) -> Built:
 
 
 def padding() -> Tensor:
-    """A mask that pads some rows: without real padding, eager drops the mask and a traced model does not."""
+    """A mask that pads some rows."""
     return (torch.arange(TIME) < torch.tensor([TIME, 20, 25, 30])[:, None]).long()
 
 
@@ -47,7 +47,8 @@ def hf_gpt2() -> Built:
 
 @case("loss_inside", "transformers", "multi_output", "kwargs")
 def hf_llama() -> Built:
-    return causal(build("LlamaForCausalLM", "LlamaConfig", **LLAMA))
+    model, args, kwargs = causal(build("LlamaForCausalLM", "LlamaConfig", **LLAMA))
+    return model, args, kwargs | {"attention_mask": torch.ones(BATCH, TIME, dtype=torch.long)}
 
 
 @case("loss_inside", "transformers", "multi_output", "kwargs", "moe", "races")

@@ -88,7 +88,10 @@ class RehearsedBranches:
 
 def _asking_module() -> str:
     """The module whose code brings a value to Python: the first one that is not of torch or Lowtide."""
-    frame, name = inspect.currentframe(), __name__
-    while frame is not None and name.partition(".")[0] in ("torch", __name__.partition(".")[0]):
-        frame, name = frame.f_back, str(frame.f_globals.get("__name__"))
-    return name
+    own, frame = __name__.partition(".")[0], inspect.currentframe()
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if name.partition(".")[0] not in ("torch", own):
+            return name
+        frame = frame.f_back
+    return ""
