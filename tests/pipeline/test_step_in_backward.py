@@ -337,8 +337,28 @@ def test_gradients_of_before_are_refused():
     optimizer = optim.AdamW(model.parameters())
     model(x).backward()
     lowtide.cap(model, "100%", optimizer=optimizer, step_in_backward=True)
-    with pytest.raises(LowtideError, match="has nothing to update"):
+    with pytest.raises(LowtideError, match="10 parameters have a gradient already"):
         model(x).backward()
+
+
+def test_hooks_and_changes_of_the_optimizer_that_come_later_are_refused():
+    model, optimizer, x = capped()
+    train(model, optimizer, x)
+    before = [p.detach().clone() for p in model.parameters()]
+    hook = model.net[0].weight.register_hook(lambda _: None)
+    with pytest.raises(UnsupportedBackward, match=r"the parameter net\.0\.weight has got a hook since"):
+        model(x).backward()
+    hook.remove()
+    hook = optimizer.register_step_pre_hook(lambda *_: None)
+    with pytest.raises(UnsupportedBackward, match="a hook runs before its step"):
+        model(x).backward()
+    hook.remove()
+    last = optimizer.param_groups[0]["params"].pop()
+    with pytest.raises(UnsupportedBackward, match="no longer among the optimizer's parameters"):
+        model(x).backward()
+    optimizer.param_groups[0]["params"].append(last)
+    assert same(before, list(model.parameters()))
+    model(x).backward()
 
 
 def test_a_scaled_loss_is_refused():

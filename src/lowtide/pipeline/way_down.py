@@ -86,7 +86,7 @@ def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> C
     )
     trace = make_trace(joint, asked.inputs, manner, forward_outputs=forward_outputs)
     if asked.options.step_in_backward and not trace.updated:
-        refuse_without_updates()
+        refuse_without_updates(len(asked.inputs.accumulating))
     asked.inputs.widen(trace.primals)
     lifted = lift(trace, target)
     graph = with_tangents_that_come(lifted.graph, trace)
