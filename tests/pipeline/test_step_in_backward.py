@@ -14,7 +14,7 @@ import lowtide
 from lowtide.entry.in_place import capped_of
 from lowtide.errors import LowtideError, UnsupportedBackward
 from short_search import short_search
-from small_models import WithLoss, mlp
+from small_models import TwoHeads, WithLoss, mlp
 
 optim = torch.optim
 
@@ -454,3 +454,20 @@ def test_plans_count_on_it_and_say_so():
         absent = WithLoss(mlp(width=16, depth=4))
     given = {"optimizer": optim.AdamW(absent.parameters(), fused=True), "step_in_backward": True}
     assert lowtide.plan(absent, x.to("meta"), budget="min", **given).peak == plans[1].peak
+
+
+def test_outputs_without_a_gradient_update_nothing():
+    torch.manual_seed(0)
+    model, x = TwoHeads(), torch.randn(6, 8)
+    plain = copy.deepcopy(model)
+    left = []
+    for each in (plain, model):
+        optimizer = optim.AdamW(each.parameters(), weight_decay=0.1)
+        if each is model:
+            lowtide.cap(model, "100%", optimizer=optimizer, step_in_backward=True)
+        for head in (0, 1, 0):
+            each(x)[head].pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        left.append(left_by(each, optimizer))
+    assert same(*left)
