@@ -376,6 +376,17 @@ def test_capture_then_plan(shell: Shell, model_file: Path) -> None:
     assert shell("plan", "m.json", "--budget", "100%")[0] == 0
 
 
+def test_plan_of_an_optimizer_that_steps_inside_of_the_backward(shell: Shell, model_file: Path) -> None:
+    words = "plan", f"{model_file.name}:plain", "--budget", "100%", "--json", "--optimizer", "SGD"
+    plans = [json.loads(shell(*words, *more)[1]) for more in ((), ("--step-in-backward",))]
+    updates = [sum("updates" in op for op in plan["graph"]["ops"]) for plan in plans]
+    assert updates[0] == 0 < updates[1]
+    assert "needs the optimizer" in shell(*words[:-2], "--step-in-backward")[2]
+    assert "--step-in-backward is for a step" in refused(
+        shell("plan", "graph.json", "--budget", "50%", "--step-in-backward")
+    )
+
+
 def test_capture_of_a_file_in_another_folder(shell: Shell, tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "small_model.py").write_text("from beside import *\n", encoding="utf-8")

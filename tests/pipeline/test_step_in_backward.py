@@ -14,7 +14,7 @@ import lowtide
 from lowtide.entry.in_place import capped_of
 from lowtide.errors import LowtideError, UnsupportedBackward
 from short_search import short_search
-from small_models import WithLoss, mlp
+from small_models import TwoHeads, WithLoss, mlp
 
 optim = torch.optim
 
@@ -337,8 +337,28 @@ def test_gradients_of_before_are_refused():
     optimizer = optim.AdamW(model.parameters())
     model(x).backward()
     lowtide.cap(model, "100%", optimizer=optimizer, step_in_backward=True)
-    with pytest.raises(LowtideError, match="has nothing to update"):
+    with pytest.raises(LowtideError, match="10 parameters have a gradient already"):
         model(x).backward()
+
+
+def test_hooks_and_changes_of_the_optimizer_that_come_later_are_refused():
+    model, optimizer, x = capped()
+    train(model, optimizer, x)
+    before = [p.detach().clone() for p in model.parameters()]
+    hook = model.net[0].weight.register_hook(lambda _: None)
+    with pytest.raises(UnsupportedBackward, match=r"the parameter net\.0\.weight has got a hook since"):
+        model(x).backward()
+    hook.remove()
+    hook = optimizer.register_step_pre_hook(lambda *_: None)
+    with pytest.raises(UnsupportedBackward, match="a hook runs before its step"):
+        model(x).backward()
+    hook.remove()
+    last = optimizer.param_groups[0]["params"].pop()
+    with pytest.raises(UnsupportedBackward, match="no longer among the optimizer's parameters"):
+        model(x).backward()
+    optimizer.param_groups[0]["params"].append(last)
+    assert same(before, list(model.parameters()))
+    model(x).backward()
 
 
 def test_a_scaled_loss_is_refused():
@@ -434,3 +454,20 @@ def test_plans_count_on_it_and_say_so():
         absent = WithLoss(mlp(width=16, depth=4))
     given = {"optimizer": optim.AdamW(absent.parameters(), fused=True), "step_in_backward": True}
     assert lowtide.plan(absent, x.to("meta"), budget="min", **given).peak == plans[1].peak
+
+
+def test_outputs_without_a_gradient_update_nothing():
+    torch.manual_seed(0)
+    model, x = TwoHeads(), torch.randn(6, 8)
+    plain = copy.deepcopy(model)
+    left = []
+    for each in (plain, model):
+        optimizer = optim.AdamW(each.parameters(), weight_decay=0.1)
+        if each is model:
+            lowtide.cap(model, "100%", optimizer=optimizer, step_in_backward=True)
+        for head in (0, 1, 0):
+            each(x)[head].pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        left.append(left_by(each, optimizer))
+    assert same(*left)

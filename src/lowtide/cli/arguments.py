@@ -225,7 +225,7 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 
 def _add_output(parser: argparse.ArgumentParser, noun: str) -> None:
     _add_json(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", help=f"write the {noun} as JSON")
+    parser.add_argument("-o", "--output", metavar="OUT", help=f"write the {noun} as JSON")
 
 
 def _method(name: str) -> str:

@@ -30,7 +30,7 @@ from .._torch import (
 from ..errors import LowtideError
 from .optimizers import each_optimizer, levels, like, wraps
 
-__all__ = ["Chosen", "innermost", "is_stepping", "refuse_joint_updates", "step_on"]
+__all__ = ["Chosen", "innermost", "is_stepping", "looked_at", "refuse_joint_updates", "step_on"]
 
 Chosen = Sequence[tuple[dict[str, Any], list[torch.nn.Parameter]]]
 """Groups of an optimizer, with those of their parameters that a step is for."""
@@ -118,13 +118,20 @@ def _reason(optimizer: Any) -> str | None:
         return "its step() needs a closure, which runs the model again"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "with differentiable=True its step is recorded by autograd"
+    if (found := looked_at(optimizer)) is not None:
+        return found
+    for group in optimizer.param_groups:
+        if (found := _tried(optimizer, group)) is not None:
+            return found
+    return None
+
+
+def looked_at(optimizer: Any) -> str | None:
+    """What would find no gradients when an optimizer steps; None where there is nothing."""
     if not steps_as_its_class(optimizer):
         return "something else stands in the place of its step()"
     if changes_gradients(optimizer):
         return "a hook runs before its step (register_step_pre_hook), and would find no gradients"
-    for group in optimizer.param_groups:
-        if (found := _tried(optimizer, group)) is not None:
-            return found
     return None
 
 

@@ -25,8 +25,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .._torch import in_process_group, private
+from ..capture.awaited import has_hooks
 from ..devices.optimizers import each_optimizer
-from ..devices.per_tensor import innermost
+from ..devices.per_tensor import innermost, looked_at
 from ..errors import LowtideError, UnsupportedBackward
 from ..options import Options
 from ..run.updates import Updates
@@ -48,7 +49,8 @@ def stepping_optimizers(options: Options) -> list[Any]:
 
 def refuse_ranks(*, sharded: bool = False) -> None:
     """Refuse ranks that exchange gradients: each would update by its own before they have met."""
-    if sharded or (in_process_group() and torch.distributed.get_world_size() > 1):
+    several = in_process_group() and torch.distributed.get_world_size() > 1
+    if sharded or several or private("active_ddp")() is not None:
         raise LowtideError(
             "step_in_backward=True cannot be used with several ranks (DistributedDataParallel, fully_shard, "
             "ZeroRedundancyOptimizer): each would be updated by its own gradients before these are "
@@ -56,8 +58,13 @@ def refuse_ranks(*, sharded: bool = False) -> None:
         )
 
 
-def refuse_without_updates() -> NoReturn:
-    """Refuse a step in whose backward nothing can be updated."""
+def refuse_without_updates(present: int) -> NoReturn:
+    """Refuse a step in whose backward nothing can be updated; `present` counts gradients that are there."""
+    if present:
+        raise LowtideError(
+            f"step_in_backward=True has nothing to update: {present} parameters have a gradient already, "
+            "which the new one is added to. optimizer.zero_grad() before the first call"
+        )
     raise LowtideError(
         "step_in_backward=True has nothing to update: none of the optimizer's parameters gets a gradient in "
         "this step that is its alone. Is the optimizer that of this model, and are there hooks on its "
@@ -99,8 +106,9 @@ class Stepping:
             self.refuse_parts(ends)
             self.refuse_accumulation(updates.parameters)
             self.refuse_scaled(tangents)
-            self.note(updates)
             updates.begin()
+            self.refuse_changes(updates)
+            self.note(updates)
             ends.clear()
 
         node.register_prehook(before_backward)
@@ -128,6 +136,20 @@ class Stepping:
                     "since the first: with step_in_backward=True each backward updates the parameters, so "
                     "gradients cannot be accumulated. Call optimizer.step() after each backward as ever (it "
                     f"finds nothing to do); take larger batches under the budget instead, {_WITHOUT}"
+                )
+
+    def refuse_changes(self, updates: Updates) -> None:
+        """Refuse what has come since the step was planned, and would get no gradient any more."""
+        for optimizer in self.optimizers:
+            if (reason := looked_at(optimizer)) is not None:
+                raise UnsupportedBackward(f"{type(optimizer).__name__}: {reason}. Take it away, {_WITHOUT}")
+        for place, parameter in updates.parameters.items():
+            hooked, owned = has_hooks(parameter), id(parameter) in updates.owners
+            if hooked or not owned:
+                how = "has got a hook" if hooked else "is no longer among the optimizer's parameters"
+                raise UnsupportedBackward(
+                    f"{self.names[place]} {how} since the step was planned, and with step_in_backward=True "
+                    f"it is updated inside of the backward. lowtide.cap the model anew, {_WITHOUT}"
                 )
 
     def refuse_scaled(self, tangents: Any) -> None:

@@ -120,7 +120,7 @@ def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> C
     )
     trace = make_trace(joint, asked.inputs, manner, forward_outputs=forward_outputs)
     if asked.options.step_in_backward and not trace.updated:
-        refuse_without_updates()
+        refuse_without_updates(len(asked.inputs.accumulating))
     asked.inputs.widen(trace.primals)
     names = [str(node.target) for node in joint.graph.find_nodes(op="get_attr")]
     return Captured(

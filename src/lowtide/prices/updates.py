@@ -66,8 +66,12 @@ def with_workspaces(lifted: Lifted, owner: Mapping[int, Owned], where: Tried) ->
             changed[name] = _workspace(node, owner, where, known)
     if not changed:
         return lifted
-    ops = (replace(op, workspace=changed[op.name]) if op.name in changed else op for op in lifted.graph.ops)
-    return replace(lifted, graph=lifted.graph.replace(ops=tuple(ops)))
+    # An optimizer's own time is no part of a plan: it is the same inside of the backward and after it.
+    ops = tuple(
+        replace(op, workspace=changed[op.name], seconds=0.0) if op.name in changed else op
+        for op in lifted.graph.ops
+    )
+    return replace(lifted, graph=lifted.graph.replace(ops=ops))
 
 
 def _workspace(node: Any, owner: Mapping[int, Owned], where: Tried, known: dict[Any, int]) -> int:
