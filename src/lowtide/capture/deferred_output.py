@@ -96,7 +96,7 @@ class Deferred(torch.Tensor):
         made.recipe = recipe
         return made  # type: ignore[no-any-return]
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Deferred({list(self.shape)}, {self.dtype}, computed when it is read)"
 
     @classmethod
@@ -108,7 +108,9 @@ class Deferred(torch.Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if func in (aten.detach.default, aten.alias.default):
             return cls.make(args[0].recipe)
         args, kwargs = private("tree_map_only")(cls, lambda it: it.recipe.result(), (args, kwargs or {}))

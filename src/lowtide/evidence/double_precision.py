@@ -65,6 +65,6 @@ def _doubled(tensor: torch.Tensor) -> torch.Tensor:
 def _error(gradient: torch.Tensor | None, exact: torch.Tensor) -> float:
     if gradient is None:
         return math.inf
-    norm = exact.norm().item()
-    gap = (gradient.double() - exact).norm().item()
+    norm = float(exact.norm())
+    gap = float((gradient.double() - exact).norm())
     return gap / norm if norm else gap

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -131,7 +131,7 @@ class Trial:
             state.step()
         return self.results(holder[0], batch, kwargs), taken
 
-    def draws(self, results: dict[str, Any]) -> bool:
+    def draws(self, results: Mapping[str, Any]) -> bool:
         """Whether a step that came to these results has drawn random numbers."""
         return any(
             not torch.equal(state.cpu(), results[f"random state {name}"])

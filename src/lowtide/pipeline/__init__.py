@@ -3,5 +3,5 @@
 In: what torch.compile's front end hands over, and the options.
 Out: a function that runs the step as planned, and its plan.
 Imports: capture/, console/, devices/, fusion/, lowering/, planner/, plans/, prices/, ranks/, run/,
-  sketching/, torch_state/.
+  sketching/, splitting/, torch_state/.
 """

@@ -83,7 +83,7 @@ def operations(node: fx.Node) -> float:
     """Floating-point operations of matrix products, convolutions and attention; 0 for all else."""
     if node.target is add_product:
         _, left, right = (parent.meta["val"] for parent in node.args)  # type: ignore[union-attr]
-        return 2.0 * left.shape[0] * left.shape[1] * right.shape[1]
+        return float(2 * left.shape[0] * left.shape[1] * right.shape[1])
     packet = getattr(node.target, "overloadpacket", None)
     if packet not in flop_registry:
         return 0.0

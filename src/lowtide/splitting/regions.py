@@ -185,7 +185,7 @@ class _Growth:
         if not isinstance(value, torch.Tensor) or not isinstance(span, tuple):
             return False
         width = value.numel() / self.rows
-        return width >= self.width / 2 and width > self.narrow
+        return bool(width >= self.width / 2 and width > self.narrow)
 
     def grow(self, start: Iterable[fx.Node]) -> None:
         """Over wide values, to their readers and to what makes them."""

@@ -302,7 +302,7 @@ def _along(*places: tuple[int, str]) -> Callable[[fx.Node, Known, Span | None], 
 def _select(node: fx.Node, known: Known, want: Span | None) -> Part | None:
     source = node.args[0]
     assert isinstance(source, fx.Node)
-    dim = int(node.args[1]) % _tensor(source).ndim  # type: ignore[call-overload]
+    (dim,) = _dims(node.args[1], _tensor(source).ndim)
     span = known.get(source) or (want and _unreduced(want, [dim]))
     if not span or span[0] <= dim < span[1]:
         return None

@@ -111,8 +111,9 @@ class _Unrolling:
         order = [node for node in nodes if _keeps_its_turn(node)]
         for node in nodes:
             if node in self.region.outcome:
-                if last.get(self.phase.get(node, -1)) is node:
-                    self.write_phase(self.phase[node])
+                phase = self.phase[node]
+                if last.get(phase) is node:
+                    self.write_phase(phase)
             else:
                 self.move(node)
         if [node for node in self.graph.nodes if _keeps_its_turn(node) and node in self.done] != order:
@@ -331,6 +332,8 @@ class _Unrolling:
 
     def derived(self, node: fx.Node) -> Any:
         """The fake tensors of a new call."""
+        args: Any
+        kwargs: Any
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda parent: parent.meta["val"])
         with private("without_modes")(), torch.no_grad(), self.mode:
             if node.target in WRITES:
