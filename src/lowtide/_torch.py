@@ -357,14 +357,6 @@ def traced_value(node: Any) -> Any:
     return node.meta.get("example_value")
 
 
-def guarding_all_but(left_out: Callable[[Any], bool]) -> dict[str, Any]:
-    """Options of torch.compile: no guard on objects that stand in Python's modules for the capture alone.
-
-    By `guard_filter_fn`, seen in 2.11-2.13.
-    """
-    return {"guard_filter_fn": lambda guards: [not left_out(guard.value) for guard in guards]}
-
-
 def met_in_capture(error: Exception) -> bool:
     """Whether torch.compile met an error while it captured, not while the step ran.
 

@@ -24,7 +24,6 @@ from torch import fx
 
 from .._torch import (
     branches_answered,
-    guarding_all_but,
     private,
     private_of,
     storage_key,
@@ -33,9 +32,9 @@ from .._torch import (
 )
 from ..torch_state.random_state import look_at_state, put_state
 from .conditions import answers_of, mark, question, what_it_reads
-from .plain_masks import makes_masks, masks_as_plain, stands_in
+from .plain_masks import makes_masks, masks_as_plain
 
-__all__ = ["Branches", "compile_options", "following_branches"]
+__all__ = ["Branches", "following_branches"]
 
 WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 """Dtypes whose results nobody rounds."""
@@ -63,11 +62,6 @@ def following_branches(*, on: bool = True) -> Iterator[Branches]:
             yield found
     finally:
         _present.branches = outer
-
-
-def compile_options() -> dict[str, Any]:
-    """What torch.compile is told where branches are followed."""
-    return guarding_all_but(stands_in)
 
 
 def _answer(module: str, condition: fx.Node) -> bool | None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["makes_masks", "masks_as_plain", "masks_as_traced", "stands_in"]
+__all__ = ["makes_masks", "masks_as_plain", "masks_as_traced"]
 
 MODULES = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils")
 """Where masks are made (seen in transformers 5.17 to 5.22)."""
@@ -84,8 +84,3 @@ _STAND_INS: dict[str, Callable[..., bool]] = {
     "is_tracing": _is_tracing,
     "is_torchdynamo_exporting": _is_exporting,
 }
-
-
-def stands_in(item: Any) -> bool:
-    """Whether an object is in a module of `transformers` for the capture alone."""
-    return any(item is function for function in _STAND_INS.values())
