@@ -1,4 +1,4 @@
-"""On a CUDA device: a Llama takes the attention kernels of the plain step, with a mask of ones and without."""
+"""On a CUDA device a Llama takes the attention kernels of the plain step, with a mask of ones and without."""
 
 import copy
 
