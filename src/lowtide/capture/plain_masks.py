@@ -48,23 +48,43 @@ def masks_as_plain() -> Iterator[None]:
 
     Only modules that are loaded already are touched, and only for as long as a capped step is called.
     """
-    loaded = [vars(module) for module in map(sys.modules.get, MODULES) if module is not None]
-    own = [(names, name, names[name]) for names in loaded for name in _STAND_INS if _is_own(names, name)]
     outer, _here.on = getattr(_here, "on", False), True
     try:
-        for names, name, function in own:
-            _own[name] = function
-            names[name] = _STAND_INS[name]
-        yield
+        with _away:
+            yield
     finally:
         _here.on = outer
-        for names, name, function in own:
-            names[name] = function
 
 
-def _is_own(names: dict[str, Any], name: str) -> bool:
-    """Whether a module has a function of that name, and not what stands in for it in another call."""
-    return name in names and names[name] is not _STAND_INS[name]
+class _Away:
+    """Functions of `transformers` that are stood in for as long as a call of any thread needs that.
+
+    The guards of every such call look at what stands in for them.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.calls = 0
+        self.replaced: list[tuple[dict[str, Any], str, Callable[..., bool]]] = []
+
+    def __enter__(self) -> None:
+        with self.lock:
+            self.calls += 1
+            for names in (vars(module) for module in map(sys.modules.get, MODULES) if module is not None):
+                for name in _STAND_INS.keys() & names.keys():
+                    if names[name] is not _STAND_INS[name]:
+                        self.replaced.append((names, name, names[name]))
+                        _own[name], names[name] = names[name], _STAND_INS[name]
+
+    def __exit__(self, *_: object) -> None:
+        with self.lock:
+            self.calls -= 1
+            while self.replaced and not self.calls:
+                names, name, function = self.replaced.pop()
+                names[name] = function
+
+
+_away = _Away()
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -70,8 +70,8 @@ class Trace:
 
     `roles` gives for each primal what it is (`parameter`, `buffer`, `input`); `expected` are the tangents
     that the plan counts on. `accumulating` are the primals that have a gradient already, `awaited` the places
-    of those whose new gradient is handed over as soon as it is complete. `deferred` are results that are
-    computed when somebody reads them.
+    of those whose new gradient is handed over as soon as it is complete, `updated` of those that an optimizer
+    updates inside of the backward. `deferred` are results that are computed when somebody reads them.
     """
 
     module: fx.GraphModule
@@ -86,16 +86,12 @@ class Trace:
     accumulating: list[fx.Node] = field(default_factory=list)
     awaited: frozenset[int] = frozenset()
     deferred: list[Deferral] = field(default_factory=list)
+    updated: tuple[int, ...] = ()
 
     @property
     def graph(self) -> fx.Graph:
         """The fx graph itself."""
         return self.module.graph
-
-    @property
-    def updated(self) -> tuple[int, ...]:
-        """The places of primals that an optimizer updates inside of the backward."""
-        return tuple(place for place, node in enumerate(self.gradients) if stepping.is_update(node))
 
     def backward_nodes(self) -> set[fx.Node]:
         """Nodes that depend on a tangent, or on a random number that is drawn in the backward."""
@@ -144,12 +140,13 @@ def make_trace(joint: fx.GraphModule, inputs: StepInputs, manner: Manner, *, for
         manner.kernels.save()
         remove_dead(joint.graph, compiled=manner.compiled)
     outputs, gradients = weights.split(joint.graph)
+    gradients = gradients if manner.compiled else weights.as_kept(joint.graph, gradients)
     return Trace(
         module=joint,
         primals=primals,
         tangents=tangents,
         outputs=outputs,
-        gradients=gradients if manner.compiled else weights.as_kept(joint.graph, gradients),
+        gradients=gradients,
         roles=[*("input" for _ in primals[:tokens]), *inputs.roles],
         expected=expected,
         device=device,
@@ -158,6 +155,7 @@ def make_trace(joint: fx.GraphModule, inputs: StepInputs, manner: Manner, *, for
         if manner.compiled
         else [primals[tokens:][place] for place in sorted(inputs.accumulating)],
         awaited=inputs.awaited.places,
+        updated=tuple(place for place, node in enumerate(gradients) if stepping.is_update(node)),
     )
 
 
