@@ -171,7 +171,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_budget(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    budget = "8GiB; 50%% (of the uncapped peak); '90%% of device' (of its memory); free or min"
+    budget = "8GiB; 50%% (of the peak); '90%% of device'; free; min"
     parser.add_argument("--budget", required=required, metavar="BYTES", help=budget)
 
 
@@ -204,7 +204,7 @@ def _add_executor(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_split(parser: argparse.ArgumentParser) -> None:
-    split = "let the head and MLPs run in chunks of rows, as many as needed or N; equal to rounding"
+    split = "let head and MLPs run in (N) chunks of rows"
     parser.add_argument("--split", nargs="?", const=True, type=_chunks, metavar="N", help=split)
 
 
