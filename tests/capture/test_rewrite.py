@@ -12,6 +12,7 @@ from lowtide.capture.rewrites.common import (
     keep_mutated_inputs,
     prune_tangents,
     remove_dead,
+    separate_tangents,
     stack_selected,
 )
 from traces import joint, lifted
@@ -276,6 +277,32 @@ def test_sum_with_a_missing_gradient_is_the_other_one():
     remove_dead(module.graph)
     assert len(targets(module)) < count - 3
     assert aten.full.default not in targets(module)
+
+
+def test_sum_with_other_strides_than_the_gradient_that_comes_is_a_copy_that_goes_on(w):
+    def step(x):
+        y = (x * w).tanh()
+        return y.exp(), y.sum(), y.mean(1)  # whose gradients are added up from the last to the first
+
+    module, _, tangents = joint(step, torch.randn(6, 4))
+    given = {
+        node.name: torch.ones(node.meta["val"].shape) for node in module.graph.find_nodes(op="placeholder")
+    }
+    missing = [tangents[0], tangents[2]]
+    for tangent in missing:
+        given[tangent.name].zero_()
+    expected = run(module, given.values())
+    prune_tangents(module.graph, missing, tangents)
+    remove_dead(module.graph)
+    assert_same(run(module, given.values()), expected)
+    assert torch.count_nonzero(expected[-1])
+
+
+def test_tangents_have_storages_of_their_own_size(w):
+    _, _, tangents = joint(lambda x: (x * w).split([2, 1, 1], dim=1), torch.randn(6, 4))
+    separate_tangents(tangents)
+    sizes = [node.meta["val"].untyped_storage().nbytes() for node in tangents]
+    assert sizes == [4 * (5 * node.meta["val"].stride(0) + node.meta["val"].shape[1]) for node in tangents]
 
 
 def test_missing_gradient_that_meets_another_is_zero(w):

@@ -112,15 +112,14 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def separate_tangents(tangents: Sequence[fx.Node]) -> None:
-    """Give each tangent a storage of its own: those of views of one output are traced as views of one."""
+    """Give each tangent a storage of its own size: those of views of an output are traced as views of one."""
     seen: set[int] = set()
     for node in tangents:
         old = node.meta["val"]
-        if storage_of(old) in seen:
-            with old.fake_mode:
-                node.meta["val"] = torch.empty_strided(
-                    old.shape, old.stride(), dtype=old.dtype, device=old.device
-                )
+        with old.fake_mode:
+            alone = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=old.device)
+        if storage_of(old) in seen or alone.untyped_storage().nbytes() < old.untyped_storage().nbytes():
+            node.meta["val"] = alone
             for user in node.users:
                 look_anew(user, old)
         seen.add(storage_of(node.meta["val"]))
@@ -283,6 +282,7 @@ def prune_tangents(graph: fx.Graph, missing: Sequence[fx.Node], tangents: Sequen
             gone.add(node)
         elif (rest := _rest_of_sum(node, gone)) is not None:
             node.replace_all_uses_with(rest)
+            backward.add(rest)  # a copy is new: what reads it alone still gets a gradient
         else:
             for parent in absent:
                 node.replace_input_with(parent, _zeros_before(graph, node, parent))
