@@ -27,6 +27,7 @@ def starting_with(word: str) -> tuple[str, str]:
     return found
 
 
+@pytest.mark.whole_search
 def test_plans_are_as_the_page_says() -> None:
     """At full size, since a plan computes nothing."""
     session = Session()
