@@ -137,10 +137,7 @@ def _replay(story: Iterable[Event], pool: _Pool) -> int:
     step = _Step(pool)
     for event in story:
         step.enter(event)
-    for (
-        piece,
-        _,
-    ) in step.allocated.values():  # in any order: what is left is whole segments
+    for piece, _ in step.allocated.values():  # in any order: what is left is whole segments
         pool.release(piece)
     return step.allocated_peak - step.plain_peak
 
