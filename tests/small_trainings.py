@@ -10,6 +10,9 @@ WORDS = 32
 DIVIDED_LOSS = 2 * 4
 """Bytes of the loop itself: accelerate divides the loss, which makes a number, and a gradient of it."""
 
+NUMBERS_OF_THE_TRAINER = DIVIDED_LOSS + 2 * 4
+"""Besides, it adds the loss to a running one, and takes a norm of no gradients where none are left."""
+
 
 class Texts(Dataset):
     """Random words, all to be predicted, or a class for each text; of one length or of several."""

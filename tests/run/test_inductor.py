@@ -20,7 +20,7 @@ from lowtide.errors import BudgetTooSmall, NothingToTrain, UnsupportedBackward
 from lowtide.options import Options
 from lowtide.pipeline import way_down
 from lowtide.run.inductor.images import hand_over_channels_last
-from lowtide.stages import Asked
+from lowtide.stages import Asked, Runner
 
 pytestmark = pytest.mark.inductor  # which is imported by the tests: that takes seconds, of each worker
 
@@ -233,7 +233,7 @@ def rounds(monkeypatch, more):
 
         def __init__(self, wanted, _):
             self.wanted = wanted
-            self.stage = mock.Mock()
+            self.stage = mock.Mock(runner=lambda run, plan: Runner(run, plan, None))
             self.first_step = mock.Mock()
 
         def compile(self, *_):

@@ -353,7 +353,7 @@ def test_compiled_graphs_of_other_choices_have_other_names():
     schedule, graph = lowtide.Schedule((), ()), SimpleNamespace(fingerprint="")
     names = set()
     for sketched, trimmed in (((), ()), (("a",), ()), (("b",), ()), ((), ("a",))):
-        plan = SimpleNamespace(schedule=schedule, graph=graph, sketched=sketched, trimmed=trimmed)
+        plan = SimpleNamespace(schedule=schedule, graph=graph, sketched=sketched, trimmed=trimmed, split=())
         stage = SimpleNamespace(planned=SimpleNamespace(plan=plan))
         attempt = _Attempt(Asked(Options()), lambda *_, stage=stage: stage)
         attempt.lowered(None, 1)
