@@ -24,7 +24,7 @@ from .allocator_settings import AllocatorSettings
 from .blocks import Block
 from .caching_allocator import CachingAllocator, Segment
 
-__all__ = ["LoopPeaks", "loop_peaks"]
+__all__ = ["LoopPeaks", "StepRequests", "loop_peaks"]
 
 OPTIMIZER = "optimizer"
 """The band of optimizer state, which the first step leaves to be made."""
@@ -53,7 +53,7 @@ def loop_peaks(
     allocator = CachingAllocator(segments, settings, limit=limit)
     coming = _before(graph, allocator)
     story = list(events(graph, schedule))
-    step = _Step(graph, allocator)
+    step = StepRequests(graph, allocator)
     peaks = []
     for number in range(_STEPS):
         before = allocator.reserved
@@ -96,7 +96,7 @@ def _make(sizes: Iterable[int], allocator: CachingAllocator) -> None:
             allocator.allocate(size)
 
 
-class _Step:
+class StepRequests:
     """The blocks of a step's values; what it gives its caller stays until the next one begins."""
 
     def __init__(self, graph: Graph, allocator: CachingAllocator) -> None:
