@@ -1,22 +1,24 @@
-"""What fragmentation costs a capped step, and what would avoid it: replays of the allocator, no GPU needed.
+"""What fragmentation costs a capped step, and what would avoid it: replays of the allocator, without a GPU.
 
-    PYTHONPATH=src python benchmarks/fragmentation.py                       # prints, writes results/fragmentation.jsonl
+    PYTHONPATH=src python benchmarks/fragmentation.py       # prints, and writes results/fragmentation.jsonl
     PYTHONPATH=src python benchmarks/fragmentation.py --only gpt resnet50
 
-The steps of the head-to-head, planned for an H200 that is absent, from an allocator that holds nothing. A row has
-the bytes that are allocated at most, and what is reserved for them:
+The steps of the head-to-head, planned for an H200 that is absent, from an allocator that holds nothing. A row
+has the bytes that are allocated at most, and what is reserved for them:
 
 - `default`, `expandable`: by torch's allocator as it is, and with expandable_segments:True;
-- `arena`: parameters and inputs apart, all large requests of the step in one segment of the least size in which
-  the best fit with splits, torch's own, serves two steps (a private pool could hold it), small ones in theirs;
-- `offline`: the step's requests at offsets chosen from all lifetimes (`placement.py`); torch cannot enforce it;
+- `arena`: parameters and inputs apart, all large requests of the step in one segment of the least size in
+  which best fit with splits, torch's own, serves two steps (a private pool may be it), others in theirs;
+- `offline`: the step's requests at offsets chosen from all lifetimes (`placement.py`), which torch has no way
+  to enforce;
 - `live`: the bytes that are alive at once, below which nothing is;
-- `within`: what the planner has to aim at, as a share of the budget in percent, for the first three to be within
-  the budget, and the extra time of that plan;
+- `within`: what the planner has to aim at, as a share of the budget in percent, for the first three to be
+  within the budget, and the extra time of that plan;
 - `least` (of the smallest budget): the least that plans between it and twice that reserve.
 
-The plans of an absent device have no workspaces of convolutions: what is measured on one is above these figures.
-`measured` is what the head-to-head measured for the step that keeps everything, where its schedule is the same.
+The plans of an absent device have no workspaces of convolutions: what is measured on one is above these
+figures. `measured` is what the head-to-head measured for the step that keeps everything, where the schedule
+is the same.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ from lowtide.devices.blocks import Block
 from lowtide.devices.caching_allocator import CachingAllocator, NoRoomError, Segment
 from lowtide.devices.memory import memory_by_name
 from lowtide.devices.reserved import StepRequests, loop_peaks
+from lowtide.planner.under_budget import plan_graph
 from lowtide.plans.events import events
 from lowtide.plans.planned_step import Plan
-from lowtide.planner.under_budget import plan_graph
 from placement import Stay, best_arena, live_peak
 
 MIB = 2**20

@@ -1,11 +1,11 @@
 """Offline placement of a step's requests in one arena: every lifetime is known before the step runs.
 
-Dynamic storage allocation (intervals of time with a height, none may overlap in both): NP-hard, and within a
-few percent of the lower bound, the most bytes alive at once, by simple means. First fit in some order: each
-request gets the lowest offset at which it meets no request that was placed before and that is alive with it.
-Orders: by size, by lifetime, by their product, by start. Then a local search: the request that reaches highest is
-moved to the front of the best order, and all are placed again. No torch. O(n²) for each order, with a small
-constant: those that are not alive at the same time are passed over.
+Dynamic storage allocation (intervals of time with a height, none may overlap in both): NP-hard, and often
+within a few percent of the lower bound, the most bytes alive at once, by simple means. First fit in some
+order: each request gets the lowest offset at which it meets no request that was placed before and that is
+alive with it. Orders: by size, by lifetime, by their product, by start. Then a local search: the request
+that reaches highest is moved to the front of the best order, and all are placed again. No torch. O(n²)
+for each order, with a small constant: those that are not alive at the same time are passed over.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def test_no_less_is_allocated_than_the_simulator_counts(seed, n, unit, takes, ex
     found = loop_peaks(graph, keep_all(graph), settings=AllocatorSettings(expandable=expandable))
     peak = simulate(graph, keep_all(graph)).peak
     assert peak <= found.first_allocated <= found.allocated <= found.reserved
-    if expandable or unit < 2**20:
+    if expandable or unit == 512:
         assert found.first_allocated == peak
 
 
