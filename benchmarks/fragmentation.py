@@ -75,7 +75,7 @@ class Recorder:
 def recorded(plan: Plan) -> list[Stay]:
     """The requests of a step; what it gives its caller is there to the end."""
     recorder = Recorder()
-    step = StepRequests(plan.graph, recorder)  # type: ignore[arg-type]
+    step = StepRequests(plan.graph, recorder)
     for event in events(plan.graph, plan.schedule):
         step.enter(event)
     step.clear()
@@ -100,7 +100,7 @@ class Apart:
 def in_arena(plan: Plan, size: int) -> int | None:
     """What an arena of that size and the small pool take; None where it is too small for two steps."""
     apart = Apart(size)
-    step = StepRequests(plan.graph, apart)  # type: ignore[arg-type]
+    step = StepRequests(plan.graph, apart)
     try:
         for _ in range(2):
             step.clear()
