@@ -146,7 +146,7 @@ WAYS: dict[str, Callable[[Plan], int]] = {
 def row(name: str, budget: str | None, plan: Plan) -> dict[str, Any]:
     """The figures of a plan, in bytes of the whole step."""
     stays = recorded(plan)
-    offline, order = best_arena(stays)
+    offline = best_arena(stays)
     return {
         "model": name,
         "budget": budget or "none",
@@ -155,8 +155,8 @@ def row(name: str, budget: str | None, plan: Plan) -> dict[str, Any]:
         "live": beside(plan) + live_peak(stays),
         "allocated": loop_peaks(plan.graph, plan.schedule).allocated,
         **{way: reserved(plan) for way, reserved in WAYS.items()},
-        "offline": beside(plan) + offline,
-        "order": order,
+        "offline": beside(plan) + offline.size,
+        "order": offline.order,
         "extra": round(plan.extra, 5),
     }
 

@@ -14,7 +14,7 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Stay", "best_arena", "first_fit", "height", "live_peak"]
+__all__ = ["Arena", "Stay", "best_arena", "first_fit", "height", "live_peak"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,15 @@ class Stay:
     size: int
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """The bytes of an arena, the order that its placement began with, and the offset of each stay."""
+
+    size: int
+    order: str
+    offsets: list[int]
 
 
 ORDERS: dict[str, Callable[[Stay], tuple[int, ...]]] = {
@@ -73,8 +82,8 @@ def height(stays: Sequence[Stay], offsets: Sequence[int]) -> int:
     return max((offset + stay.size for stay, offset in zip(stays, offsets, strict=True)), default=0)
 
 
-def best_arena(stays: Sequence[Stay], *, moves: int = 20) -> tuple[int, str]:
-    """The smallest arena that was found, and the order that it began with."""
+def best_arena(stays: Sequence[Stay], *, moves: int = 20) -> Arena:
+    """The smallest arena that was found."""
     bound = live_peak(stays)
     found = []
     for name, key in ORDERS.items():
@@ -84,11 +93,13 @@ def best_arena(stays: Sequence[Stay], *, moves: int = 20) -> tuple[int, str]:
         if found[-1][0] == bound:
             break
     size, name, order, offsets = min(found)
+    best = Arena(size, name, offsets)
     for _ in range(moves):
-        if size == bound:
+        if best.size == bound:
             break
         top = max(range(len(stays)), key=lambda index: offsets[index] + stays[index].size)
         order = [top, *(index for index in order if index != top)]
         offsets = first_fit(stays, order)
-        size = min(size, height(stays, offsets))
-    return size, name
+        if height(stays, offsets) < best.size:
+            best = Arena(height(stays, offsets), name, offsets)
+    return best

@@ -12,7 +12,8 @@ import placement
 from graphs import chain
 from lowtide.devices.memory import DeviceMemory
 from lowtide.planner.under_budget import plan_graph
-from placement import Stay, best_arena, first_fit, height, live_peak
+from placement import Arena, Stay, best_arena, first_fit, height, live_peak
+from steering import steer
 
 MIB = 2**20
 
@@ -37,8 +38,11 @@ def met(found, offsets):
 def test_no_two_meet_and_the_arena_is_between_the_bound_and_every_order(found):
     order = range(len(found))
     assert not met(found, first_fit(found, list(order)))
-    size, name = best_arena(found)
-    assert name in placement.ORDERS
+    arena = best_arena(found)
+    size = arena.size
+    assert arena.order in placement.ORDERS
+    assert not met(found, arena.offsets)
+    assert height(found, arena.offsets) == size
     assert live_peak(found) <= size
     best = min(height(found, first_fit(found, each)) for each in permutations(order))  # some order is optimal
     assert best <= size <= height(found, first_fit(found, sorted(order, key=lambda at: -found[at].size)))
@@ -48,6 +52,23 @@ def test_the_most_alive_at_once_by_counting():
     found = [Stay(3, 0, 4), Stay(5, 1, 2), Stay(4, 2, 6), Stay(1, 3, 9)]
     alive = [sum(stay.size for stay in found if stay.start <= now < stay.end) for now in range(9)]
     assert live_peak(found) == max(alive) == 8
+
+
+@settings(max_examples=60)
+@given(stays, st.integers(0, 5))
+def test_requests_are_steered_to_their_offsets(found, odd):
+    """In the second step as in the first; no more is reserved than the arena in whole pages."""
+    found = [Stay(stay.size * (3 * MIB + 512 * odd), stay.start, stay.end) for stay in found]
+    arena = best_arena(found)
+    steered = steer(found, arena)
+    assert (steered.misplaced, len(steered.plugs)) == (0, 2 * len(found))
+    assert steered.allocator.reserved_peak == -(-arena.size // (20 * MIB)) * 20 * MIB
+    assert steered.allocator.allocated == 0
+
+
+def test_a_request_that_cannot_lie_where_it_was_planned_is_counted():
+    found = [Stay(3 * MIB, 0, 3), Stay(3 * MIB, 1, 3)]
+    assert steer(found, Arena(6 * MIB, "size", [0, 2 * MIB])).misplaced == 2  # one in each step
 
 
 @pytest.mark.parametrize("budget", [None, "60%", "min"])
