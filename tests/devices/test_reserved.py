@@ -57,6 +57,11 @@ def test_state_of_an_optimizer_comes_after_the_first_step_and_counts_in_the_next
     assert peaks(layer(fixed={"optimizer": 61, "other": 12})) == (138, 140, 199, 202)
 
 
+def test_state_for_parameters_of_other_steps_is_one_block():
+    """And not a thousand of the size of this step's gradient."""
+    assert peaks(layer(fixed={"optimizer": 30_000}))[3] == 140 + 30_000
+
+
 def test_later_steps_can_reserve_more():
     """The state takes the block of h, which then has to be asked for again."""
     sizes = {"h": 30, "g": 30}

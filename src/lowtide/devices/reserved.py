@@ -30,6 +30,10 @@ OPTIMIZER = "optimizer"
 """The band of optimizer state, which the first step leaves to be made."""
 _STEPS = 4
 
+_TENSORS = 4
+"""Tensors of a parameter's size that an optimizer may keep for it: three are the most in torch's own. What is
+above that belongs to parameters of other steps."""
+
 
 @dataclass(frozen=True)
 class LoopPeaks:
@@ -86,7 +90,7 @@ def _state_blocks(graph: Graph, state: int) -> list[int]:
     """The state of an optimizer as blocks: as many of each gradient's size as there are, and the rest."""
     sizes = [value.bytes for value in graph.values if value.kind == "gradient"]
     whole = sum(sizes)
-    each = state // whole if whole else 0
+    each = min(state // whole, _TENSORS) if whole else 0
     return [size for size in sizes for _ in range(each)] + [state - each * whole]
 
 
