@@ -23,7 +23,7 @@ from ..plans.schedule import Schedule
 if TYPE_CHECKING:
     import torch  # a schedule is replayed without it
 
-__all__ = ["allocator_overhead", "free_blocks", "rounded"]
+__all__ = ["allocator_overhead", "rounded"]
 
 _BLOCK = 512
 _MIB = 2**20
@@ -38,20 +38,6 @@ def rounded(size: int, device: torch.device) -> int:
 
 def _up(size: int, step: int) -> int:
     return -(-size // step) * step
-
-
-def free_blocks(device: torch.device) -> list[int]:
-    """Sizes of the blocks over 1 MiB that the CUDA allocator holds free now."""
-    import torch
-
-    segments = torch.cuda.memory_snapshot()
-    return [
-        block["size"]
-        for segment in segments
-        if segment["segment_type"] == "large" and segment["device"] == (device.index or 0)
-        for block in segment["blocks"]
-        if block["state"] == "inactive"
-    ]
 
 
 def allocator_overhead(graph: Graph, schedule: Schedule, free: Iterable[int]) -> int:

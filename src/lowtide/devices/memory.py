@@ -7,19 +7,22 @@ Importing this imports no torch, so that a graph file is planned without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LowtideError
 from ..plans.graph import Graph
-from .allocator import free_blocks
+from .allocator_settings import AllocatorSettings, settings_of_environment
+from .caching_allocator import Segment
 from .table import find_device, host_memory_left, total_memory
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeviceMemory", "cuda_memory", "memory_by_name", "memory_of"]
+__all__ = ["DeviceMemory", "cuda_memory", "memory_by_name", "memory_of", "segments_of"]
+
+_DEFAULT_POOL = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,16 @@ class DeviceMemory:
     """What is known of a device's memory, in bytes; None where nothing is.
 
     `free` asks for what a step could have now. `blocks` are the free blocks of a caching allocator, such as
-    CUDA's, whose rules are replayed for every plan; a device without one has None.
+    CUDA's, whose rules are replayed for every plan; a device without one has None. `segments` are all that it
+    holds, free or not, and `settings` what the user has set of it.
     """
 
     name: str = "cpu"
     total: int | None = None
     free: Callable[[], int] | None = None
     blocks: tuple[int, ...] | None = None
+    segments: tuple[Segment, ...] = ()
+    settings: AllocatorSettings = field(default_factory=AllocatorSettings)
 
 
 def memory_of(graph: Graph, target: str | None) -> DeviceMemory:
@@ -59,15 +65,45 @@ def cuda_memory(device: torch.device) -> DeviceMemory:
         left, _ = torch.cuda.mem_get_info(device)
         return left + torch.cuda.memory_reserved(device)
 
-    return DeviceMemory(str(device), total_memory(device), free, tuple(free_blocks(device)))
+    import torch
+
+    stream = torch.cuda.current_stream(device).cuda_stream
+    segments = segments_of(torch.cuda.memory_snapshot(), device.index or 0, stream)
+    large = (block for segment in segments if not segment.small for block in segment.blocks)
+    blocks = tuple(size for size, is_free in large if is_free)
+    return DeviceMemory(str(device), total_memory(device), free, blocks, segments, settings_of_environment())
+
+
+def segments_of(snapshot: Iterable[dict[str, Any]], index: int, stream: int) -> tuple[Segment, ...]:
+    """The segments of a device; what is kept for other streams or private pools is not free."""
+    return tuple(
+        Segment(
+            segment["address"],
+            tuple(
+                (block["size"], block["state"] == "inactive" and _serves(segment, stream))
+                for block in segment["blocks"]
+            ),
+            segment["segment_type"] == "small",
+            segment.get("is_expandable", False),
+        )
+        for segment in snapshot
+        if segment["device"] == index
+    )
+
+
+def _serves(segment: dict[str, Any], stream: int) -> bool:
+    pool = tuple(segment.get("segment_pool_id", _DEFAULT_POOL))
+    return pool == _DEFAULT_POOL and segment["stream"] == stream
 
 
 def memory_by_name(name: str) -> DeviceMemory:
     """The memory of a device of which only the name is known; its allocator starts with nothing free."""
     if name.partition(":")[0] == "cuda":
-        return DeviceMemory(name, blocks=())
+        return DeviceMemory(name, blocks=(), settings=settings_of_environment())
     try:
         known = find_device(name)
     except LowtideError:
         return DeviceMemory(name)
-    return DeviceMemory(known.name, known.memory, blocks=()) if known.type == "cuda" else DeviceMemory(name)
+    if known.type != "cuda":
+        return DeviceMemory(name)
+    return DeviceMemory(known.name, known.memory, blocks=(), settings=settings_of_environment())

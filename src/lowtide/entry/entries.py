@@ -127,7 +127,9 @@ def _with_more(plan: Plan, bands: dict[str, int]) -> Plan:
         fixed={**fixed, **{name: fixed.get(name, 0) + size for name, size in bands.items()}}
     )
     compiled = None if plan.compiled is None else plan.compiled + sum(bands.values())
-    return replace(plan, graph=graph, timeline=simulate(graph, plan.schedule), compiled=compiled)
+    return replace(
+        plan, graph=graph, timeline=simulate(graph, plan.schedule), compiled=compiled, reserved=None
+    )
 
 
 def backend_for(entry: Entry) -> Callable[..., Any]:

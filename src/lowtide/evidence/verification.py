@@ -258,7 +258,8 @@ def verify(
 
 def _keeping_all(plan: Plan) -> Plan:
     """The same step, in the same chunks, with everything kept."""
-    return replace(plan, schedule=plan.kept_all, timeline=plan.uncapped, method="keep_all", budget=None)
+    kept = replace(plan, schedule=plan.kept_all, timeline=plan.uncapped, method="keep_all")
+    return replace(kept, budget=None, reserved=None)
 
 
 def _run_capped(

@@ -257,7 +257,7 @@ def _plan(priced: Priced, device: DeviceMemory) -> Plan:
         followed = follow(handed_in, graph, budget, device=device, whole=whole)
         if not asked.compiled or asked.only_plan:  # what is compiled is judged by its buffers
             refuse_if_too_large(followed, budget)
-        return followed
+        return _without_replay(followed) if asked.compiled else followed
     made = plan_graph(
         graph,
         handed_in.budget if handed_in is not None and budget is None else budget,
@@ -267,11 +267,18 @@ def _plan(priced: Priced, device: DeviceMemory) -> Plan:
         headroom=asked.headroom,
         notes=tuple(notes_on(priced.captured.trace, graph, asked)),
     )
+    if asked.compiled:
+        made = _without_replay(made)
     if asked.split is not None:
         return replace(made, split=asked.split.chosen)
     if asked.sketched is None:
         return made
     return replace(made, sketched=asked.sketched.layers, trimmed=asked.sketched.exact)
+
+
+def _without_replay(plan: Plan) -> Plan:
+    """The plan of a compiled step: generated code makes other requests than the graph's ops."""
+    return replace(plan, reserved=None)
 
 
 class Limits:

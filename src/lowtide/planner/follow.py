@@ -15,7 +15,7 @@ from ..plans.planned_step import Plan, make_plan
 from ..units import Budget, format_bytes
 from .budgets import resolve
 from .too_small import peak_parts
-from .under_budget import uncapped_peak, with_allocator_overhead
+from .under_budget import uncapped_peak, with_allocator_overhead, with_reserved
 
 __all__ = ["follow", "plan_too_large", "refuse_if_too_large"]
 
@@ -42,7 +42,7 @@ def follow(
         replace(made, sketched=plan.sketched, trimmed=plan.trimmed, split=plan.split), device.blocks
     )
     if plan.compiled is None:
-        return made
+        return with_reserved(made, device)
     beside = sum(made.graph.fixed.values()) - sum(plan.graph.fixed.values())
     return replace(made, compiled=plan.compiled + beside)
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ..devices.allocator import allocator_overhead
 from ..devices.memory import DeviceMemory
+from ..devices.reserved import loop_peaks
 from ..plans.graph import Graph
 from ..plans.keep_all import keep_all
 from ..plans.planned_step import Plan, make_plan
@@ -21,7 +22,7 @@ from ..units import Budget, format_bytes, parse_budget
 from .budgets import resolve
 from .too_small import too_small
 
-__all__ = ["get_ready", "plan_graph", "uncapped_peak", "with_allocator_overhead"]
+__all__ = ["get_ready", "plan_graph", "uncapped_peak", "with_allocator_overhead", "with_reserved"]
 
 ALLOCATOR = "allocator"
 """The band of what a caching allocator takes above the sum of the values."""
@@ -48,6 +49,19 @@ def plan_graph(
     this very graph's; `headroom` bytes of the budget are left unused.
     """
     device = device or DeviceMemory(graph.device)
+    return with_reserved(_under_budget(graph, budget, method, device, whole, headroom, notes), device)
+
+
+def _under_budget(
+    graph: Graph,
+    budget: int | str | Budget | None,
+    method: str,
+    device: DeviceMemory,
+    whole: int | None,
+    headroom: int,
+    notes: tuple[str, ...],
+) -> Plan:
+    """The plan of `plan_graph`, by what it allocates."""
     graph, blocks = _bare(graph, device), device.blocks
     solve = find_method(method)
     vanilla = with_allocator_overhead(
@@ -118,3 +132,11 @@ def with_allocator_overhead(plan: Plan, free: Sequence[int] | None) -> Plan:
         return plan
     graph = plan.graph.replace(fixed={**plan.graph.fixed, ALLOCATOR: excess})
     return replace(plan, graph=graph, timeline=simulate(graph, plan.schedule))
+
+
+def with_reserved(plan: Plan, device: DeviceMemory) -> Plan:
+    """The plan with what a loop over it makes the allocator reserve, where its rules are known."""
+    if device.blocks is None or not device.settings.native:
+        return plan
+    peaks = loop_peaks(plan.graph, plan.schedule, segments=device.segments, settings=device.settings)
+    return replace(plan, reserved=peaks.reserved)

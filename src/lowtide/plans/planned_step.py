@@ -18,7 +18,9 @@ from .keep_all import keep_all
 from .schedule import Schedule
 from .simulator import Timeline, saved_bytes, simulate
 
-__all__ = ["Plan", "make_plan"]
+__all__ = ["BY_REPLAY", "Plan", "make_plan"]
+
+BY_REPLAY = "by replay of the allocator"
 
 FORMAT_VERSION = 1
 FIELDS = (
@@ -26,6 +28,7 @@ FIELDS = (
     "budget",
     "bound",
     "compiled",
+    "reserved",
     "sketched",
     "trimmed",
     "split",
@@ -44,6 +47,9 @@ class Plan:
     a proven lower bound on the step's seconds under this budget, or None where none is known; `notes` say
     what the user should know about how far the promise goes. `compiled` is the peak that the buffers of the
     compiled step come to, where it was compiled: the simulator knows what fuses only as far as `fuse` does.
+    `reserved` is what a loop over the step makes CUDA's caching allocator reserve, by a replay of its rules:
+    said beside the promise, which is `peak`. It is None on devices without such an allocator and where the
+    step is compiled.
     `sketched` are the layers that keep a sketch of their input by this plan's choice; layers that always do
     are not among them. `trimmed` are those that could keep a sketch and keep only some rows of their input,
     since no other rows get a gradient: they are exact. `split` are the regions of the step that run in chunks
@@ -67,6 +73,7 @@ class Plan:
     sketched: tuple[str, ...] = ()
     trimmed: tuple[str, ...] = ()
     split: tuple[tuple[str, int], ...] = ()
+    reserved: int | None = None
 
     @property
     def peak(self) -> int:
@@ -129,6 +136,11 @@ class Plan:
             f"  uncapped peak  {format_bytes(self.uncapped.peak)}",
             f"  budget         {budget}",
             f"  predicted peak {format_bytes(self.peak)} ({self.peak / max(self.uncapped.peak, 1):.1%})",
+            *(
+                []
+                if self.reserved is None
+                else [f"  reserved       {format_bytes(self.reserved)} ({BY_REPLAY})"]
+            ),
             f"  extra time     +{self.extra:.1%} of {format_seconds(self.seconds - self.timeline.again)}"
             f" ({self.graph.prices})",
         ]
@@ -167,6 +179,7 @@ class Plan:
             "budget": self.budget,
             "bound": self.bound,
             **({} if self.compiled is None else {"compiled": self.compiled}),
+            **({} if self.reserved is None else {"reserved": self.reserved}),
             **({"sketched": list(self.sketched)} if self.sketched else {}),
             **({"trimmed": list(self.trimmed)} if self.trimmed else {}),
             **({"split": [list(pair) for pair in self.split]} if self.split else {}),
@@ -192,16 +205,17 @@ class Plan:
                 'field "timeline": it is not what the schedule does '
                 f"(peak {claimed.peak} claimed, {timeline.peak} simulated)"
             )
-        bound, budget, compiled = (data.get(name) for name in ("bound", "budget", "compiled"))
+        bound = data.get("bound")
         return cls(
             graph=graph,
             schedule=schedule,
             timeline=timeline,
             method=json_format.read_text(data, "method", "unknown"),
-            budget=None if budget is None else json_format.read_count(data, "budget"),
+            budget=_count(data, "budget"),
             bound=None if bound is None else json_format.read_number(data, "bound"),
             notes=tuple(str(note) for note in json_format.read_items(data, "notes")),
-            compiled=None if compiled is None else json_format.read_count(data, "compiled"),
+            compiled=_count(data, "compiled"),
+            reserved=_count(data, "reserved"),
             sketched=_names(data, "sketched"),
             trimmed=_names(data, "trimmed"),
             split=_chunks(data),
@@ -236,6 +250,10 @@ def make_plan(
 ) -> Plan:
     """The plan of a schedule, judged by the simulator."""
     return Plan(graph, schedule, simulate(graph, schedule), method, budget, notes=notes)
+
+
+def _count(data: Any, field: str) -> int | None:
+    return None if data.get(field) is None else json_format.read_count(data, field)
 
 
 def _names(data: Any, field: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ..plans.planned_step import Plan
+from ..plans.planned_step import BY_REPLAY, Plan
 from ..units import format_bytes, format_seconds
 from .markup import say
 from .measured import Measured
@@ -40,6 +40,8 @@ def _figures(plan: Plan, measured: Measured) -> list[tuple[str, str, str]]:
         ("Predicted peak", format_bytes(plan.peak), f"{share:.1%} of uncapped"),
         ("Extra time", f"+{plan.extra:.1%}", f"{again} of recomputation"),
     ]
+    if plan.reserved is not None:
+        figures.insert(3, ("Reserved", format_bytes(plan.reserved), BY_REPLAY))
     if measured.peak is not None:
         gap = (measured.peak - plan.peak) / max(plan.peak, 1)
         as_said = f"{gap:+.2%} of the prediction" if gap else "as predicted, to the byte"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import fill
 
-from ..plans.planned_step import Plan
+from ..plans.planned_step import BY_REPLAY, Plan
 from ..units import format_bytes, format_seconds
 from .advice import advice
 from .bands import aligned, buckets
@@ -46,6 +46,7 @@ def _figures(plan: Plan) -> list[str]:
             format_bytes(plan.peak),
             f"{plan.peak / max(plan.uncapped.peak, 1):.1%} of uncapped",
         ),
+        *([] if plan.reserved is None else [("reserved", format_bytes(plan.reserved), BY_REPLAY)]),
         ("extra time", f"+{plan.extra:.1%}", f"of {once} ({short(plan.graph.prices, 40)})"),
         ("method", short(plan.method, 40), f"on {short(plan.graph.device, 40)}"),
     ]
