@@ -12,13 +12,14 @@ import lowtide
 
 ROOT = Path(lowtide.__file__).parent
 
-BASE = {"errors", "units", "cache_folder", "_torch"}
+BASE = {"errors", "units", "cache_folder", "process_wide", "_torch"}
 """Files at the top that every room may import; those without torch import no `_torch`."""
 
 LAYERS = {  # the pipeline from below; a room may import the base and what is named here
     "errors": set(),
     "units": set(),
     "cache_folder": set(),
+    "process_wide": set(),
     "_torch": set(),
     "plans": set(),
     "solve": {"plans"},

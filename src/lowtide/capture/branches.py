@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ from ..torch_state.random_state import look_at_state, put_state
 from .conditions import answers_of, mark, question, what_it_reads
 from .plain_masks import makes_masks, masks_as_plain
 
-__all__ = ["Branches", "following_branches"]
+__all__ = ["Branches", "answering_branches", "following_branches"]
 
 WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 """Dtypes whose results nobody rounds."""
@@ -51,17 +51,22 @@ class Branches:
 
 @contextmanager
 def following_branches(*, on: bool = True) -> Iterator[Branches]:
-    """Take branches as the batch says in what this thread captures meanwhile."""
+    """Take branches as the batch says in what this thread captures meanwhile (`answering_branches`)."""
     found = Branches()
     if not on:
         yield found
         return
     outer, _present.branches = getattr(_present, "branches", None), found
     try:
-        with masks_as_plain(), branches_answered(_answer):
+        with masks_as_plain():
             yield found
     finally:
         _present.branches = outer
+
+
+def answering_branches() -> AbstractContextManager[None]:
+    """Let torch's front end ask at branches, for as long as it captures."""
+    return branches_answered(_answer)
 
 
 def _answer(module: str, condition: fx.Node) -> bool | None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from .._torch import capture_settings, private, private_of, usual_stance
+from .._torch import private, private_of, usual_stance
 from ..capture.branches import Branches, following_branches
 from ..capture.joint_graph import capturing
 from ..capture.meta_model import fakes_for_meta
@@ -21,19 +21,20 @@ from ..console.log import planning
 from ..errors import CaptureError, GraphBreak, LowtideError
 from ..measuring.trial import modules_of
 from ..options import Options
+from ..pipeline.compiled_calls import captured
 from ..pipeline.in_flight import Caller
 from ..pipeline.optimizer_steps import capped_around, forget, watch
 from ..pipeline.plan_notes import notes_on_ranks
 from ..pipeline.runnable_step import runnable
 from ..pipeline.stepping import refuse_ranks
 from ..plans.planned_step import Plan
+from ..process_wide import nothing_left
 from ..ranks.simulated_ranks import one_of_ranks
 from ..sharded.fsdp_groups import holds_sharded
 from ..sketching.marker import leaving_marks
 from ..stages import Asked
 from ..units import Budget
 from .capped import Capped
-from .entries import fresh
 from .in_backward import refuse_unless_it_can_step
 from .in_place import capped_of, put, remove, replaced
 from .whole_steps import refuse_lazy, refuse_part, refuse_what_is_not_captured
@@ -222,14 +223,14 @@ def plan(
         refuse_part(module)
         return runnable(asked, Caller(), module, inputs)
 
-    step = torch.compile(fresh(function), backend=backend, fullgraph=True, dynamic=False)
+    step = captured(function, backend)
     try:
         with (
+            nothing_left(),
             capturing,
             planning(),
             clear_errors(),
             usual_stance(),
-            capture_settings(),
             leaving_marks(),
             following_branches() as branches,
             private("without_modes")(),

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..options import Options
-from ..pipeline.compiled_calls import fresh, key_of
+from ..pipeline.compiled_calls import key_of
 from ..pipeline.in_flight import BAND, Caller, held_beside
 from ..pipeline.optimizer_steps import changes
 from ..pipeline.runnable_step import RunnableStep, runnable
@@ -27,7 +27,7 @@ from ..torch_state.autocast_state import State
 from ..torch_state.dispatch_modes import with_foreign_modes
 from .whole_steps import refuse_part, refuse_second_part
 
-__all__ = ["Entry", "backend_for", "fresh", "graphs_of_this_call", "key_of", "present_graphs"]
+__all__ = ["Entry", "backend_for", "graphs_of_this_call", "key_of", "present_graphs"]
 
 _present = threading.local()
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._torch import generated_code, private, realized_where_asked
+from ..._torch import attributes, generated_code, private, realized_where_asked
 from ...capture.joint_graph import aot_settings
 from ...console.log import log
 from ...errors import BudgetTooSmall
@@ -221,7 +221,7 @@ class _Attempt:
             "force_non_lazy_backward_lowering": True,
             **aot_settings(self.asked.autocast),
         }
-        with private("functorch_config").patch(choices):
+        with attributes(private("functorch_config"), **choices):
             run = private("compile_fx")(
                 module, list(inputs), inner_compile=self.compile_graph, config_patches=settings
             )
