@@ -21,6 +21,7 @@ from ..options import limit
 from ..planner.under_budget import get_ready
 from ..plans.planned_step import Plan
 from ..run.handing import Departures
+from ..run.out_of_memory import explain
 from ..stages import Asked, Runner
 from ..torch_state.autocast_state import present_state
 from ..torch_state.garbage import uncollected
@@ -99,8 +100,12 @@ class RunnableStep:
         departures = Departures(self.runner.groups) if self.runner.groups else None
         given = args if departures is None else departures.inputs(args)
         told = nullcontext() if self.ran else timed("first forward")
-        with told, first_run_unwatched() if self.runner.casts_inside else nullcontext():
-            results = self.runner.run(*given)
+        try:
+            with told, first_run_unwatched() if self.runner.casts_inside else nullcontext():
+                results = self.runner.run(*given)
+        except RuntimeError as error:
+            explain(error, self.plan, "forward")
+            raise
         self.ran = True
         node = backward_node(results, given)
         if node is not None:

@@ -246,7 +246,8 @@ class _Attempt:
         assert self.stage is not None
         captured = self.stage.captured
         tangents = [node.meta["val"] for node in captured.trace.tangents]
-        return CompiledBackward(compiled, captured.expected, tangents).boxed(after=self.first_step.look)
+        plan = self.result or self.stage.planned.plan
+        return CompiledBackward(compiled, captured.expected, tangents, plan).boxed(after=self.first_step.look)
 
     def stop_if_over(self) -> None:
         self.result = self.plan()
