@@ -20,6 +20,7 @@ from ..devices.optimizers import state_bytes
 from ..options import limit
 from ..planner.under_budget import get_ready
 from ..plans.planned_step import Plan
+from ..run.backward import only_once
 from ..run.handing import Departures
 from ..run.out_of_memory import explain
 from ..stages import Asked, Runner
@@ -121,6 +122,7 @@ class RunnableStep:
 
     def follow_up(self, node: Any, args: Sequence[Any]) -> None:
         """What is looked at when autograd calls the backward of one call."""
+        node.register_prehook(only_once(self.caller.name))
         check = self.runner.watch.after_forward(args)
         if check is not None:
             node.register_prehook(check)

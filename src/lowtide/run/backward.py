@@ -17,7 +17,7 @@ from .first_run import Misfits, checked
 from .handing import present_departures
 from .out_of_memory import explain, explained
 
-__all__ = ["Backward", "CompiledBackward"]
+__all__ = ["Backward", "CompiledBackward", "only_once"]
 
 
 class Backward:
@@ -144,6 +144,26 @@ def refuse_second_backward() -> None:
             "value alive and break the budget. Call backward once per forward, on the sum of the losses, or "
             "lowtide.uncap the model."
         )
+
+
+def only_once(name: str) -> Callable[..., None]:
+    """What autograd calls before each backward of one call: a second one is refused.
+
+    torch would refuse some in words of its own compiler, and only when other hooks have looked at the call.
+    """
+    begun = False
+
+    def before_backward(*_: Any) -> None:
+        nonlocal begun
+        refuse_second_backward()
+        if begun:
+            raise UnsupportedBackward(
+                f"a second backward through one call of {name}: what the call saved is gone with the first. "
+                "Call backward once per forward, on the sum of the losses, or call the model again before it"
+            )
+        begun = True
+
+    return before_backward
 
 
 def missing_tangents(args: list[Any], expected: tuple[bool, ...]) -> tuple[int, ...]:
