@@ -304,7 +304,7 @@ def _time_on_cuda(call: Callable[[], Any], device: torch.device, reads: list[tor
 
 
 def _seconds_on_cuda(call: Callable[[], Any], device: torch.device) -> float:
-    """The median of a few runs, as single ones are disturbed both ways; of a long kernel the shorter one of two.
+    """The median of a few runs, as single ones are disturbed both ways; of a long kernel the shorter of two.
 
     A launch is hidden behind the kernel before it, as in a step, or is a small part of a long one.
     """
