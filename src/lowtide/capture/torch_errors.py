@@ -65,8 +65,8 @@ def _refuse_for_memory(error: BaseException) -> None:
         seen = seen.__cause__ or seen.__context__
     if seen is not None:
         raise MemoryError(
-            "the host ran out of memory while a step was captured and planned; that takes memory for the graph "
-            "of the step, not for its tensors. Free some, or raise the limit of this process"
+            "the host ran out of memory while a step was captured and planned: the graph of a step takes "
+            "some, its tensors do not yet. Free some, or raise the limit of this process"
         ) from error
 
 
