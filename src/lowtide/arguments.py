@@ -17,16 +17,15 @@ __all__ = ["all_of", "flag", "function", "kind_of", "mapping", "number", "one_of
 
 def refused(name: str, value: Any, taken: str) -> LowtideError:
     """The error for a value that is not taken."""
-    return LowtideError(f"{name}={_shown(value)} is not known; it takes {taken}")
+    return LowtideError(f"{name}={_shown(value)} must be {taken}")
 
 
 def whole(name: str, value: Any, *, least: int = 1, most: int | None = None) -> int:
     """A whole number."""
     whole_one = isinstance(value, int) and not isinstance(value, bool)
     if not whole_one or value < least or (most is not None and value > most):
-        raise refused(
-            name, value, f"a whole number >= {least}" + (f" and <= {most}" if most is not None else "")
-        )
+        upto = f" and <= {most}" if most is not None else ""
+        raise refused(name, value, f"a whole number >= {least}{upto}")
     return int(value)
 
 

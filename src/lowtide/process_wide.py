@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Change", "Shared", "UndoneBy", "attributes", "lock", "lock_of_torch", "nothing_left"]
+__all__ = ["Change", "Shared", "UndoneBy", "attributes", "here", "lock", "lock_of_torch", "nothing_left"]
 
 UndoneBy = Callable[[Callable[[], object]], None]
 """Is told what takes back a part of a change, right before it is made."""
@@ -94,6 +94,15 @@ class attributes(Change):  # noqa: N801  # reads as a verb where it is used
             if present is not value:
                 self.undone_by(lambda name=name, present=present: setattr(self.owner, name, present))  # type: ignore[misc]
                 setattr(self.owner, name, value)
+
+
+class here(attributes):  # noqa: N801  # reads as an adverb where it is used
+    """Set attributes of a `threading.local` for a while, for this thread alone."""
+
+    def end(self) -> None:
+        """Put back what was set: in the thread that set it, or nowhere."""
+        if threading.get_ident() == self.thread:
+            super().end()
 
 
 class Shared:

@@ -172,6 +172,13 @@ def test_what_is_no_text_is_refused(kind):
             kind.from_json(text)
 
 
+def test_what_is_no_path_is_refused():
+    for write in (PLAN.report, PLAN.save):
+        for path in (None, 5, "", b"plan.html", [], X):
+            with pytest.raises(lowtide.LowtideError, match="takes a path to write to"):
+                write(path)
+
+
 def test_a_generator_of_tensors_is_one():
     module = nn.Linear(4, 4)
 

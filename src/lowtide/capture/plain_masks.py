@@ -19,14 +19,19 @@ from typing import Any
 
 import torch
 
-from ..process_wide import Shared, UndoneBy
+from ..process_wide import Shared, UndoneBy, here
 
 __all__ = ["makes_masks", "masks_as_plain", "masks_as_traced"]
 
 MODULES = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils")
 """Where masks are made (seen in transformers 5.17 to 5.22)."""
 
-_here = threading.local()
+
+class _Here(threading.local):
+    on = False
+
+
+_here = _Here()
 _own: dict[str, Callable[..., bool]] = {}
 
 
@@ -35,14 +40,9 @@ def makes_masks(module: str) -> bool:
     return module in MODULES
 
 
-@contextmanager
-def masks_as_traced() -> Iterator[None]:
+def masks_as_traced() -> here:
     """Let this thread make masks as in any trace, inside of `masks_as_plain`."""
-    outer, _here.on = getattr(_here, "on", False), False
-    try:
-        yield
-    finally:
-        _here.on = outer
+    return here(_here, on=False)
 
 
 @contextmanager
@@ -51,12 +51,8 @@ def masks_as_plain() -> Iterator[None]:
 
     Only modules that are loaded already are touched, and only for as long as a capped step is called.
     """
-    outer, _here.on = getattr(_here, "on", False), True
-    try:
-        with _away() if any(name in sys.modules for name in MODULES) else nullcontext():
-            yield
-    finally:
-        _here.on = outer
+    with here(_here, on=True), _away() if any(name in sys.modules for name in MODULES) else nullcontext():
+        yield
 
 
 def _stand_in(undone_by: UndoneBy) -> None:
@@ -74,7 +70,7 @@ _away = Shared(_stand_in)
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _elsewhere() -> bool:
-    return not getattr(_here, "on", False)
+    return not _here.on
 
 
 def _is_tracing(tensor: Any = None) -> bool:

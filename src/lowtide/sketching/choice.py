@@ -41,7 +41,7 @@ class Choice:
         is_share = isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate <= 1
         if not is_share:
             raise LowtideError(
-                f"rate={rate!r} must be above 0 and 1 at most: the share of the rows to keep, as in 0.2"
+                f"rate={rate!r} must be above 0: the share of the rows to keep, 1 at most, as in 0.2"
             )
         return cls(kind, float(rate), always)
 
