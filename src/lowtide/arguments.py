@@ -75,7 +75,8 @@ def all_of(name: str, value: Any, kind: type, words: str) -> tuple[Any, ...]:
     """Several things of one kind, a generator of them, too."""
     given = value if isinstance(value, Iterable) and not isinstance(value, str | kind) else (value,)
     found = tuple(given)
-    if given is not value or not all(isinstance(one, kind) for one in found):
+    flags = kind is int and any(isinstance(one, bool) for one in found)
+    if given is not value or flags or not all(isinstance(one, kind) for one in found):
         raise refused(name, value, words)
     return found
 
