@@ -12,13 +12,15 @@ import lowtide
 
 ROOT = Path(lowtide.__file__).parent
 
-BASE = {"errors", "units", "cache_folder", "_torch"}
+BASE = {"arguments", "errors", "units", "cache_folder", "process_wide", "_torch"}
 """Files at the top that every room may import; those without torch import no `_torch`."""
 
 LAYERS = {  # the pipeline from below; a room may import the base and what is named here
+    "arguments": set(),
     "errors": set(),
     "units": set(),
     "cache_folder": set(),
+    "process_wide": set(),
     "_torch": set(),
     "plans": set(),
     "solve": {"plans"},
@@ -53,7 +55,7 @@ LAYERS = {  # the pipeline from below; a room may import the base and what is na
         *("ranks", "sharded", "sketching", "torch_state"),
     },
     "evidence": {"console", "entry", "measuring", "pipeline", "plans", "sketching", "torch_state"},
-    "batch_size": {"devices", "entry", "planner", "plans"},
+    "batch_size": {"devices", "entry", "planner", "plans", "solve"},
     "layer_chain": {"devices", "measuring", "solve"},
     "sequences": {"console", "devices", "measuring", "solve", "torch_state"},
     "report": {"planner", "plans"},

@@ -76,13 +76,15 @@ def test_files_use_no_private_torch_name():
 def private_attributes(source):
     """Private attributes of objects that are not of the file itself: of torch's, unless the tables say else.
 
-    Operators are named with an underscore in the public schema; `_replace` and the like are namedtuples'.
+    Operators are named with an underscore in the public schema; `_replace` and the like are namedtuples', and
+    `_at_fork_reinit` is what Python's own modules call on their locks in a forked child.
     """
     tree = ast.parse(source)
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     own |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     own |= {node.target.id for node in ast.walk(tree) if is_field(node)}
     own |= {node.attr for node in ast.walk(tree) if is_of_self(node)} | {"_asdict", "_replace", "_fields"}
+    own |= {"_is_owned", "_at_fork_reinit"}
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and not is_operator(node):

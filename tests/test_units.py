@@ -36,6 +36,13 @@ def test_amounts(asked: int | str, size: int) -> None:
     assert budget.word is None
 
 
+@pytest.mark.parametrize(("asked", "meant"), [("8 Mb", "8MB"), ("1.5Gib", "1.5GiB"), ("3Kb", "3KB")])
+def test_bits_are_no_bytes(asked: str, meant: str) -> None:
+    with pytest.raises(BudgetError, match=f"reads as bits; for bytes write {meant}$"):
+        parse_budget(asked)
+    assert parse_budget(asked.lower()).bytes == parse_budget(meant).bytes  # nobody writes bits so
+
+
 @pytest.mark.parametrize(("asked", "share"), [("60%", 0.6), ("12.5 %", 0.125), ("150%", 1.5)])
 def test_shares(asked: str, share: float) -> None:
     budget = parse_budget(asked)

@@ -13,14 +13,17 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 
+from .process_wide import Change, Shared, UndoneBy, attributes
+
 __all__ = [
     "ATTRIBUTES",
     "NAMES",
+    "attributes",
     "missing_names",
     "outside_dynamo",
     "private",
@@ -35,6 +38,8 @@ NAMES: dict[str, tuple[str, str]] = {
     "dynamo_config": ("torch._dynamo.config", "2.11-2.13"),
     "inductor_config": ("torch._inductor.config", "2.11-2.13"),
     "functorch_config": ("torch._functorch.config", "2.11-2.13"),
+    "optimize": ("torch._dynamo:optimize", "2.11-2.13"),
+    "compile_lock": ("torch._dynamo.convert_frame:compile_lock", "2.11-2.13"),
     "BackendCompilerFailed": ("torch._dynamo.exc:BackendCompilerFailed", "2.11-2.13"),
     "DynamoError": ("torch._dynamo.exc:TorchDynamoException", "2.11-2.13"),
     "RecompileLimit": ("torch._dynamo.exc:FailOnRecompileLimitHit", "2.11-2.13"),
@@ -284,20 +289,20 @@ Answer = Callable[[str, Any], bool | None]
 """Which way a branch goes, of the module whose code branches and the node of the tensor; None: unknown."""
 
 
-@contextmanager
-def branches_answered(answer: Answer) -> Iterator[None]:
+class branches_answered(Change):  # noqa: N801  # reads as a verb where it is used
     """Let a function say which way a branch on a tensor goes where torch.compile, which cannot look, stops.
 
     The front end has a function for each of Python's instructions (`dispatch_table`, seen in 2.11-2.13).
     """
-    tables = _tables(answer)
-    before = [(tracer, tracer.dispatch_table) for tracer, _ in tables]
-    try:
-        for tracer, table in tables:
-            tracer.dispatch_table = table
-        yield
-    finally:
-        for tracer, table in before:
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def make(self) -> None:
+        """Put other tables in the place of the front end's; a class may have that of the one above it."""
+        for tracer, table in _tables(self.answer):
+            self.undone_by(functools.partial(setattr, tracer, "dispatch_table", tracer.dispatch_table))
             tracer.dispatch_table = table
 
 
@@ -392,36 +397,25 @@ def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     return function
 
 
-@contextmanager
-def attributes(owner: Any, **values: Any) -> Iterator[None]:
-    """Set attributes of a class, a module or a configuration for a while."""
-    present = {name: getattr(owner, name) for name in values}
-    before = {name: value for name, value in present.items() if value is not values[name]}
-    try:
-        for name in before:  # setting one of torch's takes longer than looking at it
-            setattr(owner, name, values[name])
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
-
-
 RECAPTURES = 64
 """How often a step may be captured for the same shapes, where it reads Python values that change; chosen."""
 
 
 def capture_settings() -> AbstractContextManager[None]:
-    """How torch.compile's front end looks at a step while it is called (names seen in 2.11-2.13).
+    """How torch.compile's front end looks at a step that it captures (names seen in 2.11-2.13).
 
-    Hooks on modules are watched, so that one added later is not missed; a step that reads changing Python
-    values may be captured more than a few times; what it writes to a log is left out, not refused. Numbers
-    that it draws with NumPy are NumPy's: torch would draw them from its own generator. The buckets of
-    DistributedDataParallel do not split the graph; where torch would give up and run plainly, it raises.
-    Not by `config.patch`, which leaves a context variable behind for good, here at every step.
+    Sizes are numbers: no symbols stand for them. Hooks on modules are watched, so that one added later is not
+    missed; a step that reads changing Python values may be captured more than a few times; what it writes to
+    a log is left out, not refused. Numbers that it draws with NumPy are NumPy's: torch would draw them from
+    its own generator. The buckets of DistributedDataParallel do not split the graph; where torch would give
+    up and run plainly, it raises.
+    Not by `config.patch`, which leaves a context variable behind for good.
     """
     config = private("dynamo_config")
     return attributes(
         config,
+        automatic_dynamic_shapes=False,
+        assume_static_by_default=True,
         skip_nnmodule_hook_guards=False,
         recompile_limit=RECAPTURES,
         fail_on_recompile_limit_hit=True,
@@ -430,6 +424,56 @@ def capture_settings() -> AbstractContextManager[None]:
         use_numpy_random_stream=True,
         ignore_logging_functions=config.ignore_logging_functions or _log_functions(),
     )
+
+
+@contextmanager
+def settings_kept() -> Iterator[None]:
+    """Put back torch's settings where an interrupt keeps torch from doing so (seen in 2.11-2.13)."""
+    configs = [private(name) for name in ("dynamo_config", "functorch_config", "inductor_config")]
+    before = [config.get_config_copy() for config in configs]
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            for config, kept in zip(configs, before, strict=True):
+                _give_settings(config, kept)
+        raise
+
+
+def _give_settings(config: Any, kept: dict[str, Any]) -> None:
+    for name, value in config.get_config_copy().items():
+        before = kept[name]  # what is neither a number nor a text nor None has no equal copy
+        if isinstance(before, bool | int | float | str | None) and value != before:
+            setattr(config, name, before)
+
+
+Around = Callable[[], AbstractContextManager[Any]]
+
+
+def compiled(
+    function: Callable[..., Any], backend: Callable[..., Any], *, fullgraph: bool, around: Around
+) -> Callable[..., Any]:
+    """What `torch.compile` makes of a function; a block is around each capture, and around no other call.
+
+    By the callback of torch's front end, which calls it with a frame that is new to it (`callback` and
+    `_torchdynamo_orig_backend`, by which it finds the backend, seen in 2.11-2.13). Without `dynamic=False`,
+    which writes settings at every call: they belong into the block.
+    """
+    context = private("optimize")(backend=backend, nopython=fullgraph)
+    context.callback = _Around(context.callback, around)
+    return context(function)  # type: ignore[no-any-return]
+
+
+class _Around:
+    """The front end's callback within a block; one thread at a time, as the front end has it."""
+
+    def __init__(self, callback: Callable[..., Any], around: Around) -> None:
+        self._torchdynamo_orig_backend = callback
+        self.around = around
+
+    def __call__(self, *frame: Any) -> Any:
+        with private("compile_lock"), self.around():
+            return self._torchdynamo_orig_backend(*frame)
 
 
 def in_process_group() -> bool:
@@ -442,18 +486,21 @@ def stance() -> str:
     return private("eval_frame")._stance.stance  # type: ignore[no-any-return]
 
 
-@contextmanager
-def usual_stance() -> Iterator[None]:
-    """Let torch.compile capture at once, whatever stance compiled functions of others wait in.
-
-    Of those that it sets aside "eager_then_compile" would run a first step without a plan. Not so
-    "fail_on_recompile", which raises.
-    """
-    if stance() in ("default", "fail_on_recompile") and private("eval_frame")._stance.backend is None:
-        yield
+def _set_usual_stance(undone_by: UndoneBy) -> None:
+    module = private("eval_frame")
+    asked = module._stance
+    if asked.stance in ("default", "fail_on_recompile") and asked.backend is None:
         return
-    with torch.compiler.set_stance("default"):
-        yield
+    undone_by(functools.partial(setattr, module, "_stance", asked))
+    module._stance = module.DynamoStance()
+
+
+usual_stance = Shared(_set_usual_stance)
+"""A block in which torch.compile captures at once, whatever stance compiled functions of others wait in.
+
+Of those that it sets aside "eager_then_compile" would run a first step without a plan. Not so
+"fail_on_recompile", which raises (`_stance` and `DynamoStance` seen in 2.11-2.13).
+"""
 
 
 _LOG_NAMES = ("debug", "info", "warn", "warning", "error", "exception", "critical", "fatal", "log")
@@ -483,24 +530,30 @@ def _global_hooks() -> list[Any]:
     return [getattr(module, f"_global_{kind}") for kind in kinds]
 
 
-@contextmanager
-def eager_kernels() -> Iterator[None]:
+class eager_kernels(Change):  # noqa: N801  # reads as a noun where it is used
     """Trace resizing ops as the kernels that eager runs (`py_kernels` seen in 2.11-2.13).
 
     For these torch keeps Python decompositions that only tracing uses: a dozen ops in place of one kernel,
     slower without a fusing compiler, and rounded differently.
     """
-    keys = (private("DispatchKey").Autograd, private("DispatchKey").CompositeImplicitAutograd)
-    ops = [op for op in _overloads(torch.ops.aten) if "upsample" in str(op)]
-    taken = [(op, {key: op.py_kernels.pop(key) for key in keys if key in op.py_kernels}) for op in ops]
-    for op in ops:
-        op._dispatch_cache.clear()
-    try:
-        yield
-    finally:
-        for op, kernels in taken:
-            op.py_kernels.update(kernels)
+
+    def make(self) -> None:
+        """Take these decompositions away."""
+        for op in _resizing():
+            self.undone_by(functools.partial(_give_kernels, op, dict(op.py_kernels)))
+            for key in (private("DispatchKey").Autograd, private("DispatchKey").CompositeImplicitAutograd):
+                op.py_kernels.pop(key, None)
             op._dispatch_cache.clear()
+
+
+@functools.cache
+def _resizing() -> list[Any]:
+    return [op for op in _overloads(torch.ops.aten) if "upsample" in str(op)]
+
+
+def _give_kernels(op: Any, kernels: dict[Any, Any]) -> None:
+    op.py_kernels.update(kernels)
+    op._dispatch_cache.clear()
 
 
 @contextmanager
@@ -541,10 +594,28 @@ def is_optimizer_hook(name: str) -> bool:
     return name.startswith("_optimizer_") and name.endswith("_hooks")
 
 
+_GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
+
+
 def without_optimizer_hooks() -> AbstractContextManager[None]:
-    """Step an optimizer unseen by hooks on all of them (`_global_optimizer_pre_hooks`, seen in 2.11-2.13)."""
-    module = importlib.import_module("torch.optim.optimizer")
-    return attributes(module, _global_optimizer_pre_hooks={}, _global_optimizer_post_hooks={})
+    """Step an optimizer unseen by hooks on all of them (`_global_optimizer_pre_hooks`, seen in 2.11-2.13).
+
+    Where there are some, optimizers of other threads are unseen meanwhile, too.
+    """
+    module = sys.modules["torch.optim.optimizer"]
+    some = _unseen.holders or any(getattr(module, name) for name in _GLOBAL_HOOKS)
+    return _unseen() if some else nullcontext()
+
+
+def _take_global_hooks(undone_by: UndoneBy) -> None:
+    module = sys.modules["torch.optim.optimizer"]
+    for name in _GLOBAL_HOOKS:
+        if present := getattr(module, name):
+            undone_by(functools.partial(setattr, module, name, present))
+            setattr(module, name, {})
+
+
+_unseen = Shared(_take_global_hooks)
 
 
 def unhooked(optimizer: Any) -> AbstractContextManager[None]:

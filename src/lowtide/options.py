@@ -6,8 +6,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from .arguments import flag, kind_of, one_of, whole
 from .devices.optimizers import each_optimizer
-from .errors import LowtideError
+from .errors import BudgetError, LowtideError
 from .plans.planned_step import Plan
 from .solve import find_method
 from .units import Budget, parse_budget
@@ -84,13 +85,15 @@ class Options:
 
     def _check(self) -> None:
         for name, values in _CHOICES.items():
-            if getattr(self, name) not in values:
-                raise LowtideError(
-                    f"{name}={getattr(self, name)!r} is not known; choose one of {', '.join(values)}"
-                )
+            one_of(name, getattr(self, name), values)
         find_method(self.method)
+        if not isinstance(self.outside, int | str) or isinstance(self.outside, bool):
+            raise LowtideError(f'outside={self.outside!r} must be a number of bytes or "auto"')
         if self.outside not in ("auto", 0):
-            outside = parse_budget(self.outside).bytes
+            try:
+                outside = parse_budget(self.outside).bytes
+            except BudgetError as error:
+                raise LowtideError(f"outside={self.outside!r}: {error}") from None
             if outside is None:
                 raise LowtideError(f'outside={self.outside!r} must be a number of bytes or "auto"')
             object.__setattr__(self, "outside", outside)
@@ -101,16 +104,14 @@ class Options:
                 'executor="inductor" or allow_breaks=True what a step returns counts as held'
             )
         for name in ("allow_breaks", "step_in_backward"):
-            if not isinstance(getattr(self, name), bool):
-                raise LowtideError(f"{name}={getattr(self, name)!r} must be True or False")
+            flag(name, getattr(self, name))
         if self.step_in_backward:
             self._check_step_in_backward()
         if not isinstance(self.split, int) or (not isinstance(self.split, bool) and self.split < 2):
             raise LowtideError(f"split={self.split!r} must be True, False, or a number of chunks >= 2")
-        if not isinstance(self.max_plans, int) or isinstance(self.max_plans, bool) or self.max_plans < 1:
-            raise LowtideError(f"max_plans={self.max_plans!r} must be a whole number >= 1")
-        if self.plan is not None and not isinstance(self.plan, Plan):
-            raise LowtideError(f"plan= takes a lowtide.Plan, not a {type(self.plan).__name__}")
+        whole("max_plans", self.max_plans)
+        if self.plan is not None:
+            kind_of("plan=", self.plan, Plan, "a lowtide.Plan")
         if self.plan is not None and self.budget is not None and self.budget.word == "min":
             raise LowtideError(
                 'budget "min" asks for the smallest plan, plan= for the one that is given: leave one of them '
@@ -131,7 +132,8 @@ class Options:
             )
 
     def _check_optimizers(self) -> None:
-        given = [self.optimizer] if self.optimizer == [] else each_optimizer(self.optimizer)
+        none = isinstance(self.optimizer, list | tuple) and not self.optimizer
+        given = [self.optimizer] if none else each_optimizer(self.optimizer)
         for one in given:
             if isinstance(one, type) or not hasattr(one, "param_groups") or not hasattr(one, "step"):
                 raise LowtideError(

@@ -24,6 +24,9 @@ _UNITS |= {f"{letter}B": 10 ** (3 * power) for power, letter in enumerate("KMGTP
 _BY_LOWER = {unit.lower(): size for unit, size in _UNITS.items()}
 _NUMBER = re.compile(r"\s*(-?[0-9]+(?:\.[0-9]*)?|-?\.[0-9]+)\s*([A-Za-z%]*)\s*")
 
+_BITS = re.compile("[KMGTP]i?b")
+"""Units of bits, as a network's speed is written; "mb" in small letters alone is somebody's MB."""
+
 _OF_DEVICE = re.compile(r"\s*of\s+(?:the\s+)?device\s*", re.IGNORECASE)
 
 _MOST_BITS = 63
@@ -100,6 +103,8 @@ def _parse_text(text: str) -> Budget:
         raise BudgetError(f"budget {text!r} is not a finite number of bytes; {_EXAMPLES}")
     if unit == "%":
         return Budget(text, share=float(number / 100), of="device" if of_device else "peak")
+    if _BITS.fullmatch(unit):
+        raise BudgetError(f"budget {text!r} reads as bits; for bytes write {match[1]}{unit[:-1]}B")
     if unit.lower() not in _BY_LOWER:
         raise BudgetError(f"budget {text!r} has the unknown unit {unit!r}; {_EXAMPLES}")
     if not unit and 0 < number < 1:

@@ -126,6 +126,22 @@ def test_gradient_that_was_not_planned_is_refused_and_then_supported(x):
     assert same(gradients(model), gradients(twin))
 
 
+@pytest.mark.parametrize("executor", ["eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+def test_every_second_backward_after_a_normal_step_is_refused(x, executor):
+    """For these torch has words of its own, of donated buffers, once a first backward has run."""
+    model = WithLoss(mlp())
+    lowtide.cap(model, "1MiB", prices="roofline", executor=executor)
+    model(x).backward()
+    for options in ({"retain_graph": True}, {"create_graph": True}):
+        loss = model(x)
+        with pytest.raises(lowtide.UnsupportedBackward, match="retain_graph=True or create_graph=True"):
+            loss.backward(**options)
+        loss.backward()  # what it needs is there: nothing had begun
+    for again in ({}, {"retain_graph": True}):
+        with pytest.raises(lowtide.UnsupportedBackward, match=r"through one call|retain_graph"):
+            loss.backward(**again)
+
+
 @pytest.mark.parametrize("options", [{"retain_graph": True}, {"create_graph": True}])
 def test_second_backward_is_refused(x, options):
     model = WithLoss(mlp())

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import lowtide
 from lowtide._torch import attributes
 from lowtide.entry import whole_steps as whole
+from lowtide.pipeline.compiled_calls import captured
 from small_models import EXECUTORS, WithLoss, gradients, mlp, plain_gradients, same
 
 pytestmark = pytest.mark.slow
@@ -147,8 +148,9 @@ def test_a_second_graph_of_one_call_is_refused(monkeypatch, x, executor):
     """Whoever splits a step: here without the settings that keep it whole, and without torch's word."""
     monkeypatch.setattr("lowtide.entry.entries.refuse_part", lambda module: None)
     model = lowtide.cap(Breaks(), "2MiB", executor=executor)
-    make = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, fullgraph, **options: make(f, fullgraph=False, **options))
+    monkeypatch.setattr(
+        "lowtide.entry.capped.captured", lambda f, backend, fullgraph: captured(f, backend, fullgraph=False)
+    )
     with pytest.raises(lowtide.GraphBreak, match="a second one for the same call"):
         model(x)
     monkeypatch.undo()

@@ -72,7 +72,7 @@ def test_weight_gradients_are_right_on_average(kind):
     assert distance < 2 * (found - exact).square().sum((1, 2)).mean() / 400
 
 
-@pytest.mark.parametrize("rate", [1, 1.0, 3])
+@pytest.mark.parametrize("rate", [1, 1.0])
 @pytest.mark.parametrize("kind", [name for name in KINDS if KINDS[name].has_rate])
 def test_at_rate_one_everything_is_bitwise_exact_and_nothing_is_copied(kind, rate):
     model, x = WithLoss(Block()), torch.randn(4, 10, WIDTH)

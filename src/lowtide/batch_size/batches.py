@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..arguments import function, one_of, whole
 from ..devices.memory import memory_of
 from ..entry.user_step import capture_step, make_step
 from ..errors import BudgetError, BudgetTooSmall, LowtideError
@@ -26,6 +27,7 @@ from ..planner.budgets import resolve
 from ..planner.under_budget import plan_graph
 from ..plans import json_format
 from ..plans.planned_step import Plan
+from ..solve import find_method
 from ..units import Budget, format_bytes, format_seconds, parse_budget
 from .size_search import EXACT, SizeSearch
 
@@ -156,7 +158,11 @@ def largest_batch(
     >>> lowtide.largest_batch(make, "1MiB").uncapped.size
     806
     """
-    tell = progress or (lambda label: None)
+    function("make", make, "make(batch_size)")
+    whole("most", most)
+    one_of("executor", executor, ("eager", "inductor"))
+    find_method(method)
+    tell = (lambda label: None) if progress is None else function("progress", progress, "progress(label)")
     asked = _sized(parse_budget(budget))
     steps = _Steps(make, {"device": device, "executor": executor, "optimizer": optimizer}, tell)
     size = _bytes(asked, steps.plan(min(FIRST, most)), device)

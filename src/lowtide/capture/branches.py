@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,16 +30,22 @@ from .._torch import (
     traced_input,
     traced_value,
 )
+from ..process_wide import here
 from ..torch_state.random_state import look_at_state, put_state
 from .conditions import answers_of, mark, question, what_it_reads
 from .plain_masks import makes_masks, masks_as_plain
 
-__all__ = ["Branches", "following_branches"]
+__all__ = ["Branches", "answering_branches", "following_branches"]
 
 WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 """Dtypes whose results nobody rounds."""
 
-_present = threading.local()
+
+class _Present(threading.local):
+    branches: Branches | None = None
+
+
+_present = _Present()
 
 
 @dataclass
@@ -51,22 +57,23 @@ class Branches:
 
 @contextmanager
 def following_branches(*, on: bool = True) -> Iterator[Branches]:
-    """Take branches as the batch says in what this thread captures meanwhile."""
+    """Take branches as the batch says in what this thread captures meanwhile (`answering_branches`)."""
     found = Branches()
     if not on:
         yield found
         return
-    outer, _present.branches = getattr(_present, "branches", None), found
-    try:
-        with masks_as_plain(), branches_answered(_answer):
-            yield found
-    finally:
-        _present.branches = outer
+    with here(_present, branches=found), masks_as_plain():
+        yield found
+
+
+def answering_branches() -> AbstractContextManager[None]:
+    """Let torch's front end ask at branches, for as long as it captures."""
+    return branches_answered(_answer)
 
 
 def _answer(module: str, condition: fx.Node) -> bool | None:
     """Which way a branch goes; None where that cannot be told, and torch's front end stops."""
-    branches: Branches | None = getattr(_present, "branches", None)
+    branches = _present.branches
     if branches is None:
         return None
     nodes = what_it_reads([condition])

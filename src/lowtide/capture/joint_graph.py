@@ -6,19 +6,23 @@ makes a function of each half.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import fx
 
 from .._torch import eager_kernels, keeping_draws, private, without_graph_texts
+from ..process_wide import attributes, lock_of_torch
 from ..torch_state.autocast_state import State, as_torch_reads_it
 
 __all__ = ["Halves", "aot_settings", "capturing", "through_aot"]
 
-capturing = threading.RLock()
-"""Held while a step is captured: one capture at a time in the process."""
+capturing = lock_of_torch(private("compile_lock"))
+"""Held while a step is captured: one capture at a time in the process.
+
+It is the lock of torch's front end, which holds it while it calls a backend: two locks would be taken in one
+order by a first call, and in the other by torch.compile.
+"""
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -46,7 +50,7 @@ def through_aot(
 ) -> Callable[..., Any]:
     """The function of a step, as AOTAutograd puts it together from its halves."""
     settings = {"donated_buffer": False, **aot_settings(autocast)}
-    patched = private("functorch_config").patch(settings)
+    patched = attributes(private("functorch_config"), **settings)
     with capturing, patched, eager_kernels(), keeping_draws(), without_graph_texts():
         return private("aot_module_simplified")(  # type: ignore[no-any-return]
             module,

@@ -13,17 +13,25 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
+
+from ..process_wide import Shared, UndoneBy, here
 
 __all__ = ["makes_masks", "masks_as_plain", "masks_as_traced"]
 
 MODULES = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils")
 """Where masks are made (seen in transformers 5.17 to 5.22)."""
 
-_here = threading.local()
+
+class _Here(threading.local):
+    on = False
+
+
+_here = _Here()
 _own: dict[str, Callable[..., bool]] = {}
 
 
@@ -32,14 +40,9 @@ def makes_masks(module: str) -> bool:
     return module in MODULES
 
 
-@contextmanager
-def masks_as_traced() -> Iterator[None]:
+def masks_as_traced() -> here:
     """Let this thread make masks as in any trace, inside of `masks_as_plain`."""
-    outer, _here.on = getattr(_here, "on", False), False
-    try:
-        yield
-    finally:
-        _here.on = outer
+    return here(_here, on=False)
 
 
 @contextmanager
@@ -48,48 +51,26 @@ def masks_as_plain() -> Iterator[None]:
 
     Only modules that are loaded already are touched, and only for as long as a capped step is called.
     """
-    outer, _here.on = getattr(_here, "on", False), True
-    try:
-        with _away:
-            yield
-    finally:
-        _here.on = outer
+    with here(_here, on=True), _away() if any(name in sys.modules for name in MODULES) else nullcontext():
+        yield
 
 
-class _Away:
-    """Functions of `transformers` that are stood in for as long as a call of any thread needs that.
-
-    The guards of every such call look at what stands in for them.
-    """
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.calls = 0
-        self.replaced: list[tuple[dict[str, Any], str, Callable[..., bool]]] = []
-
-    def __enter__(self) -> None:
-        with self.lock:
-            self.calls += 1
-            for names in (vars(module) for module in map(sys.modules.get, MODULES) if module is not None):
-                for name in _STAND_INS.keys() & names.keys():
-                    if names[name] is not _STAND_INS[name]:
-                        self.replaced.append((names, name, names[name]))
-                        _own[name], names[name] = names[name], _STAND_INS[name]
-
-    def __exit__(self, *_: object) -> None:
-        with self.lock:
-            self.calls -= 1
-            while self.replaced and not self.calls:
-                names, name, function = self.replaced.pop()
-                names[name] = function
+def _stand_in(undone_by: UndoneBy) -> None:
+    """Put the stand-ins in the place of the functions of `transformers`."""
+    for names in (vars(module) for module in map(sys.modules.get, MODULES) if module is not None):
+        for name in _STAND_INS.keys() & names.keys():
+            if names[name] is not _STAND_INS[name]:
+                undone_by(partial(names.__setitem__, name, names[name]))
+                _own[name], names[name] = names[name], _STAND_INS[name]
 
 
-_away = _Away()
+_away = Shared(_stand_in)
+"""They are away for as long as a call of any thread needs that: the guards of such calls look at them."""
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _elsewhere() -> bool:
-    return not getattr(_here, "on", False)
+    return not _here.on
 
 
 def _is_tracing(tensor: Any = None) -> bool:

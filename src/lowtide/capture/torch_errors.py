@@ -35,6 +35,7 @@ def clear_errors() -> Iterator[None]:
         inner = error.inner_exception
         if isinstance(inner, LowtideError | OnlyPlanned):
             raise inner.with_traceback(None) from None
+        _refuse_for_memory(inner)
         raise CaptureError(_describe_failure(inner)) from error
     except private("RecompileLimit") as error:
         raise CaptureError(
@@ -42,6 +43,7 @@ def clear_errors() -> Iterator[None]:
             f"call (a Python number or flag, say). torch says: {_first_line(error)}"
         ) from error
     except private("DynamoError") as error:
+        _refuse_for_memory(error)
         found = GraphBreak(_describe_break(error))
         signs = any(sign in str(error) for sign in _SIGNS_OF_USERS_ERRORS)
         found.for_good = _without_fake(error) is not None
@@ -50,9 +52,22 @@ def clear_errors() -> Iterator[None]:
     except Exception as error:
         if isinstance(error, LowtideError) or not met_in_capture(error):
             raise
+        _refuse_for_memory(error)
         failed = CaptureError(_describe_failure(error))
         failed.may_be_users = True
         raise failed from error
+
+
+def _refuse_for_memory(error: BaseException) -> None:
+    """Tell the host's own error for what it is, where torch's compiler met it: not as a graph break."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, MemoryError):
+        seen = seen.__cause__ or seen.__context__
+    if seen is not None:
+        raise MemoryError(
+            "the host ran out of memory while a step was captured and planned: the graph of a step takes "
+            "some, its tensors do not yet. Free some, or raise the limit of this process"
+        ) from error
 
 
 def _without_fake(error: Any) -> str | None:

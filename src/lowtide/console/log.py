@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
@@ -65,7 +66,7 @@ if log.level == logging.NOTSET:  # what a user has set stays: this is loaded at 
 
 def planning() -> AbstractContextManager[Any]:
     """A sign of life on a terminal while a step is captured and planned, gone when that is done."""
-    if not log.isEnabledFor(logging.INFO):
+    if _is_silent() or not log.isEnabledFor(logging.INFO):
         return nullcontext()
     return waiting("lowtide: planning this step", stream=sys.stderr)
 
@@ -92,12 +93,25 @@ def say_once(text: str) -> None:
     log.info(text)
 
 
+_here = threading.local()
+
+
 @contextmanager
 def silence() -> Iterator[None]:
-    """Say nothing of plans that nobody asked for."""
-    level = log.level
-    log.setLevel(logging.ERROR)
+    """Say nothing in this thread of plans that nobody asked for."""
+    outer, _here.silent = _is_silent(), True
     try:
         yield
     finally:
-        log.setLevel(level)
+        _here.silent = outer
+
+
+def _is_silent() -> bool:
+    return getattr(_here, "silent", False)
+
+
+def _is_said(record: logging.LogRecord) -> bool:
+    return not _is_silent() or record.levelno >= logging.ERROR
+
+
+log.addFilter(_is_said)

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from .._torch import capture_settings, private, private_of, usual_stance
+from .._torch import private, private_of, usual_stance
+from ..arguments import mapping, step
 from ..capture.branches import Branches, following_branches
 from ..capture.joint_graph import capturing
 from ..capture.meta_model import fakes_for_meta
@@ -21,19 +22,20 @@ from ..console.log import planning
 from ..errors import CaptureError, GraphBreak, LowtideError
 from ..measuring.trial import modules_of
 from ..options import Options
+from ..pipeline.compiled_calls import captured
 from ..pipeline.in_flight import Caller
 from ..pipeline.optimizer_steps import capped_around, forget, watch
 from ..pipeline.plan_notes import notes_on_ranks
 from ..pipeline.runnable_step import runnable
 from ..pipeline.stepping import refuse_ranks
 from ..plans.planned_step import Plan
+from ..process_wide import nothing_left
 from ..ranks.simulated_ranks import one_of_ranks
 from ..sharded.fsdp_groups import holds_sharded
 from ..sketching.marker import leaving_marks
 from ..stages import Asked
 from ..units import Budget
 from .capped import Capped
-from .entries import fresh
 from .in_backward import refuse_unless_it_can_step
 from .in_place import capped_of, put, remove, replaced
 from .whole_steps import refuse_lazy, refuse_part, refuse_what_is_not_captured
@@ -81,8 +83,7 @@ def cap(
     chosen = Options.make(budget, executor=executor, method=method, **options)
     if chosen.budget is None and chosen.plan is None:
         raise LowtideError('cap needs a budget, as in lowtide.cap(model, "8GiB"), or a plan=')
-    if not callable(model) or isinstance(model, type):
-        raise LowtideError(f"cap takes a module or a function, not a {type(model).__name__}")
+    step("cap", model)
     if not isinstance(model, torch.nn.Module):
         return _wrap(model, chosen)  # type: ignore[no-any-return]
     inside = called_by(model)
@@ -204,6 +205,8 @@ def plan(
     >>> lowtide.plan(model, torch.empty(512, 64), budget="1MiB").peak <= 2**20
     True
     """
+    step("plan", model)
+    kwargs = mapping("kwargs", kwargs)
     refuse_what_is_not_captured()
     refuse_sharded(module for _, module in modules_of(model))
     refuse_lazy(module for _, module in modules_of(model))
@@ -212,7 +215,7 @@ def plan(
     if chosen.step_in_backward and ranks is not None:
         raise LowtideError("step_in_backward=True is for one device: leave ranks= or step_in_backward out")
     asked = Asked(chosen, target=None if device is None else str(device), only_plan=True)
-    inputs: Any = (batch, kwargs or {})
+    inputs: Any = (batch, kwargs)
     sharded = (
         one_of_ranks(model, inputs, ranks, chosen.optimizer) if ranks is not None else nullcontext(inputs)
     )
@@ -222,14 +225,14 @@ def plan(
         refuse_part(module)
         return runnable(asked, Caller(), module, inputs)
 
-    step = torch.compile(fresh(function), backend=backend, fullgraph=True, dynamic=False)
+    call = captured(function, backend)
     try:
         with (
+            nothing_left(),
             capturing,
             planning(),
             clear_errors(),
             usual_stance(),
-            capture_settings(),
             leaving_marks(),
             following_branches() as branches,
             private("without_modes")(),
@@ -237,11 +240,11 @@ def plan(
             sharded as inputs,
             fakes_for_meta(model, inputs) as (args, named),
         ):
-            step(*args, **named)
+            call(*args, **named)
     except OnlyPlanned as ended:
         made = ended.plan
     except CaptureError as error:
-        raise _told(error, model, batch, kwargs or {}) from error.__cause__
+        raise _told(error, model, batch, kwargs) from error.__cause__
     else:
         raise CaptureError("torch captured no graph: the step has no tensor operation")
     made = made if made.budget is None else made.with_bound()

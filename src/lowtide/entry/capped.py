@@ -6,7 +6,6 @@ Calls in eval mode or without gradients run plainly.
 from __future__ import annotations
 
 import gc
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +15,6 @@ from typing import Any
 import torch
 
 from .._torch import (
-    capture_settings,
     in_process_group,
     is_made_of_others,
     outside_dynamo,
@@ -32,16 +30,18 @@ from ..console.stage_seconds import timed
 from ..errors import BudgetTooSmall, CaptureError, LowtideError, PlanMismatch
 from ..measuring.trial import Trial, modules_of
 from ..options import Options, limit, relative_to
+from ..pipeline.compiled_calls import captured
 from ..pipeline.in_flight import Caller, held_beside, some_plan, too_many
 from ..pipeline.optimizer_steps import stepped_since_call
 from ..pipeline.runnable_step import RunnableStep
 from ..plans.planned_step import Plan
+from ..process_wide import lock, nothing_left
 from ..ranks.meeting import all_failed, tell_failure
 from ..sketching.marker import leaving_marks
 from ..torch_state.dispatch_modes import without_foreign_modes
 from ..torch_state.garbage import uncollected
 from ..units import format_bytes, parse_budget
-from .entries import Entry, backend_for, fresh, graphs_of_this_call, key_of, present_graphs
+from .entries import Entry, backend_for, graphs_of_this_call, key_of, present_graphs
 from .first_call import install, may_install
 from .in_backward import refuse_unless_it_can_step
 from .problem_type import settle_problem_type
@@ -69,7 +69,7 @@ class Capped:
         self.module = module
         self.plan: Plan | None = None
         self.entries: OrderedDict[Any, Entry] = OrderedDict()
-        self.lock = threading.RLock()
+        self.lock = lock()
         self.said: set[str] = set()
         self.caller = Caller(self.name)
         self.calls = 0
@@ -131,6 +131,7 @@ class Capped:
             entry.attempt = self.caller.next_attempt()
         try:
             with (
+                nothing_left(),
                 graphs_of_this_call(),
                 self.one_at_a_time(entry),
                 nullcontext() if entry.parts else planning(),
@@ -139,7 +140,6 @@ class Capped:
                 clear_errors(),
                 without_foreign_modes(),
                 usual_stance(),
-                capture_settings(),
                 leaving_marks(),
                 following_branches(on=entry.branches),
             ):
@@ -332,12 +332,7 @@ class Capped:
     def new_entry(self, beside: int, options: Options) -> Entry:
         refuse_lazy(self.modules())
         entry = Entry(options, self.caller, self.caller.autocast, beside, self.may_branch())
-        entry.call = torch.compile(
-            fresh(self.function),
-            backend=backend_for(entry),
-            fullgraph=not self.options.allow_breaks,
-            dynamic=False,
-        )
+        entry.call = captured(self.function, backend_for(entry), fullgraph=not self.options.allow_breaks)
         return entry
 
     def may_branch(self) -> bool:

@@ -8,43 +8,43 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ..options import Options
-from ..pipeline.compiled_calls import fresh, key_of
+from ..pipeline.compiled_calls import key_of
 from ..pipeline.in_flight import BAND, Caller, held_beside
 from ..pipeline.optimizer_steps import changes
 from ..pipeline.runnable_step import RunnableStep, runnable
 from ..plans.planned_step import Plan
 from ..plans.simulator import simulate
+from ..process_wide import here
 from ..stages import Asked
 from ..torch_state.autocast_state import State
 from ..torch_state.dispatch_modes import with_foreign_modes
 from .whole_steps import refuse_part, refuse_second_part
 
-__all__ = ["Entry", "backend_for", "fresh", "graphs_of_this_call", "key_of", "present_graphs"]
+__all__ = ["Entry", "backend_for", "graphs_of_this_call", "key_of", "present_graphs"]
 
-_present = threading.local()
+
+class _Present(threading.local):
+    graphs: int | None = None
+
+
+_present = _Present()
 
 
 def present_graphs() -> int | None:
     """How many graphs torch handed over for the capped call that this thread is in; None outside of one."""
-    return getattr(_present, "graphs", None)
+    return _present.graphs
 
 
-@contextmanager
-def graphs_of_this_call() -> Iterator[None]:
+def graphs_of_this_call() -> here:
     """Count the graphs that torch hands over for one capped call."""
-    _present.graphs = 0
-    try:
-        yield
-    finally:
-        _present.graphs = None
+    return here(_present, graphs=0)
 
 
 @dataclass(eq=False)
@@ -145,7 +145,7 @@ def backend_for(entry: Entry) -> Callable[..., Any]:
                 refuse_second_part()
         asked = Asked(owner.options, autocast=owner.autocast, beside=owner.beside, attempt=owner.attempt)
         part = runnable(asked, owner.caller, module, inputs)
-        _present.graphs += 1
+        _present.graphs = (_present.graphs or 0) + 1
         owner.parts.append(part)
         # torch keeps what a backend returns for good, and a part refers to the optimizer and its parameters
         held = weakref.ref(part)

@@ -196,8 +196,12 @@ def _optimizer(kind: Any, model: Callable[..., Any]) -> Any:
     from ..measuring.trial import modules_of
 
     kinds = _optimizers(torch.optim)
-    name = kind if isinstance(kind, str) else kind.__name__
-    if kind not in kinds and isinstance(kind, str):
+    if not isinstance(kind, str | type) and not callable(kind):
+        raise LowtideError(
+            f"optimizer takes a class of torch.optim, or its name, not a {type(kind).__name__}"
+        )
+    name = kind if isinstance(kind, str) else getattr(kind, "__name__", repr(kind))
+    if isinstance(kind, str) and kind not in kinds:
         raise LowtideError(f"optimizer {name!r} is not in torch.optim; choose one of {', '.join(kinds)}")
     parameters = [each for _, module in modules_of(model) for each in module.parameters()]
     if not parameters:

@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from ..arguments import function, mapping
+from ..arguments import step as check_step
 from ..console.log import silence
 from ..entry.api import cap, plan_of, uncap
 from ..entry.in_place import capped_of
@@ -198,8 +200,12 @@ def verify(
     verified: yes
     ...
     """
+    check_step("verify", model)
+    kwargs = mapping("kwargs", kwargs)
     if loss is None:
         options.setdefault("outside", 0)  # the made-up loss holds nothing
+    else:
+        function("loss", loss, "loss(output)")
     if capped_of(model) is not None:
         raise LowtideError(
             "verify runs the step without a cap and under its own, and this model is capped already; "
@@ -208,7 +214,7 @@ def verify(
     refuse_lazy(module for _, module in modules_of(model))
     given = options.get("optimizer") if options.get("step_in_backward") else None
     lets_go = options.get("outputs") == "free"
-    trial = Trial(model, batch, kwargs or {}, loss, stepping=given, lets_go=lets_go)
+    trial = Trial(model, batch, kwargs, loss, stepping=given, lets_go=lets_go)
     trial.resident = present_state(options.get("optimizer"), trial.parameters.values())
     try:
         # The capped steps come first, on the model as it is handed over: its first call may do things that

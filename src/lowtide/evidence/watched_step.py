@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..arguments import all_of, function, kind_of
 from ..measuring.tracker import live_storages
 from ..plans.planned_step import Plan
 from ..plans.schedule import Run
@@ -59,6 +60,9 @@ def watch(step: Callable[[], Any], plan: Plan, *, resident: Iterable[torch.Tenso
     >>> len(seen.points)
     3
     """
+    function("step", step, "step()")
+    kind_of("watch", plan, Plan, "the Plan of the step, as lowtide.plan_of(model) gives it")
+    resident = all_of("resident", resident, torch.Tensor, "tensors, as in resident=model.parameters()")
     on_cuda = plan.graph.device.partition(":")[0] == "cuda"
     return _on_cuda(step, plan) if on_cuda else _on_cpu(step, plan, resident)
 

@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from .._torch import private_of, storage_key
+from ..arguments import all_of
 from ..errors import BudgetTooSmall, LowtideError, NothingToTrain
 from ..measuring.trial import Trial
 from ..solve.chain.search import long_end, quadratic, swept_peak, walk
@@ -220,6 +221,7 @@ class _Profile:
 
     def vertices(self, keep: Sequence[int]) -> tuple[int, ...]:
         """Kept outputs by layers as those of the law."""
+        all_of("keep", keep, int, "the places of kept outputs, as in keep=[0, 4]")
         possible = [self.law.links[0].start, *(link.end for link in self.law.links)]
         wrong = [k for k in keep if k not in possible and k != 0]
         if wrong:

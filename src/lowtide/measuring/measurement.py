@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ..arguments import all_of, function
+from ..errors import LowtideError
 from .meter import Measurement, Meter
 
 __all__ = ["Measurement", "measure"]
@@ -29,7 +31,9 @@ def measure(
     >>> lowtide.measure(lambda: (w * 2).sum().backward(), device="cpu").peak
     8008
     """
-    where = _default_device() if device is None else torch.device(device)
+    function("step", step, "step()")
+    resident = all_of("resident", resident, torch.Tensor, "tensors, as in resident=model.parameters()")
+    where = _default_device() if device is None else _device(device)
     meter = Meter()
     meter.begin(where, resident)
     try:
@@ -38,6 +42,21 @@ def measure(
         taken = meter.end()
     assert taken is not None
     return taken
+
+
+def _device(asked: Any) -> torch.device:
+    """The device of that name: one that bytes can be counted on."""
+    try:
+        where = torch.device(asked) if isinstance(asked, str | torch.device) else None
+    except RuntimeError:
+        where = None
+    if where is None or where.type not in ("cpu", "cuda"):
+        raise LowtideError(f'device={asked!r} is not known to measure; it counts bytes on "cpu" and "cuda"')
+    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+        raise LowtideError(
+            f"device={asked!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices"
+        )
+    return where
 
 
 def _default_device() -> torch.device:

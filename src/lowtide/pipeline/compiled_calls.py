@@ -1,21 +1,41 @@
-"""Calls that torch.compile captures: which of them are alike, and a code object of its own for each."""
+"""Calls that torch.compile captures: which of them are alike, and a code object of its own for each.
+
+What torch's front end is told of a capture is process-wide. It is set while it captures, by one thread at a
+time, and not at the calls of what is captured already.
+"""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from .._torch import count_global_hooks, private
+from .._torch import capture_settings, compiled, count_global_hooks, private, settings_kept
 from ..capture.awaited import synchronises
+from ..capture.branches import answering_branches
+from ..process_wide import nothing_left
 from ..torch_state.autocast_state import present_state
 
-__all__ = ["fresh", "key_of"]
+__all__ = ["captured", "key_of"]
 
 
-def fresh(function: Callable[..., Any]) -> Callable[..., Any]:
+def captured(
+    function: Callable[..., Any], backend: Callable[..., Any], *, fullgraph: bool = True
+) -> Callable[..., Any]:
+    """A function that torch's front end captures for a backend, apart from all others."""
+    return compiled(_fresh(function), backend, fullgraph=fullgraph, around=_around_a_capture)
+
+
+@contextmanager
+def _around_a_capture() -> Iterator[None]:
+    with settings_kept(), nothing_left(), capture_settings(), answering_branches():
+        yield
+
+
+def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same call behind a code object of its own."""
 
     def step(*args: Any, **kwargs: Any) -> Any:

@@ -53,6 +53,7 @@ class _Halves:
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
         self.stage: Lowered | None = None
+        self.plan: Plan | None = None
         self.constants: Mapping[str, Any] = {}
         self.expected: tuple[bool, ...] = ()
         self.pauses = False
@@ -65,7 +66,7 @@ class _Halves:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         self.stage = lowered(self.asked, joint, num_fwd_outputs)
         self.constants, self.expected = self.stage.captured.constants, self.stage.captured.expected
-        self.pauses = bool(self.stage.groups)
+        self.plan, self.pauses = self.stage.planned.plan, bool(self.stage.groups)
         self.misfits = Misfits.on(self.stage.captured.trace.device)
         self.returned, self.outputs = returned_by(self.stage.planned), num_fwd_outputs
         return self.stage.forward, self.stage.backward
@@ -79,8 +80,9 @@ class _Halves:
     @timed("code of the backward")
     def backward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
         assert self.misfits is not None
+        assert self.plan is not None
         made = self.with_constants(module)
-        return Backward(made, self.expected, self.misfits, pauses=self.pauses).boxed()
+        return Backward(made, self.expected, self.misfits, pauses=self.pauses, plan=self.plan).boxed()
 
     def inference(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
         self.asked.refuse_inference()

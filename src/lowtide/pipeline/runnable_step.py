@@ -20,7 +20,9 @@ from ..devices.optimizers import state_bytes
 from ..options import limit
 from ..planner.under_budget import get_ready
 from ..plans.planned_step import Plan
+from ..run.backward import only_once
 from ..run.handing import Departures
+from ..run.out_of_memory import explain
 from ..stages import Asked, Runner
 from ..torch_state.autocast_state import present_state
 from ..torch_state.garbage import uncollected
@@ -99,8 +101,12 @@ class RunnableStep:
         departures = Departures(self.runner.groups) if self.runner.groups else None
         given = args if departures is None else departures.inputs(args)
         told = nullcontext() if self.ran else timed("first forward")
-        with told, first_run_unwatched() if self.runner.casts_inside else nullcontext():
-            results = self.runner.run(*given)
+        try:
+            with told, first_run_unwatched() if self.runner.casts_inside else nullcontext():
+                results = self.runner.run(*given)
+        except RuntimeError as error:
+            explain(error, self.plan, "forward")
+            raise
         self.ran = True
         node = backward_node(results, given)
         if node is not None:
@@ -116,6 +122,7 @@ class RunnableStep:
 
     def follow_up(self, node: Any, args: Sequence[Any]) -> None:
         """What is looked at when autograd calls the backward of one call."""
+        node.register_prehook(only_once(self.caller.name))
         check = self.runner.watch.after_forward(args)
         if check is not None:
             node.register_prehook(check)

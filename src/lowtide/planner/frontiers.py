@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from ..arguments import function
 from ..devices.memory import memory_by_name
 from ..errors import FormatError, LowtideError, ScheduleError
 from ..plans import json_format
@@ -164,6 +165,8 @@ def frontier(
     """
     if points is not None and (not isinstance(points, int) or isinstance(points, bool) or points < 2):
         raise LowtideError(f"points={points!r} must be a whole number >= 2: a frontier has two ends")
+    if progress is not None:
+        function("progress", progress, "progress(share)")
     notes = graph.notes if isinstance(graph, Plan) else ()
     graph = graph.graph if isinstance(graph, Plan) else graph
     if not isinstance(graph, Graph):

@@ -62,6 +62,8 @@ def parse(text: str, noun: str) -> Any:
         ) from None
     except (RecursionError, ValueError) as error:
         raise FormatError(f"not a {noun} file: {error}") from None
+    except TypeError:
+        raise FormatError(f"a {noun} is read from a JSON text, not from a {type(text).__name__}") from None
 
 
 def check_header(data: Any, noun: str, version: int, fields: tuple[str, ...]) -> None:

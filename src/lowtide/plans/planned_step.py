@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ..errors import FormatError, ScheduleError
+from ..errors import FormatError, LowtideError, ScheduleError
 from ..units import format_bytes, format_seconds
 from . import json_format, ports
 from .graph import Graph
@@ -168,7 +168,9 @@ class Plan:
         them takes longer than writing a report, so they are shown where they are given. `measured` is what
         `lowtide.verify`, `lowtide.watch` or `lowtide.measure` returned for the step.
         """
-        return _write(Path(path), ports.page(self, frontier=frontier, others=others, measured=measured))
+        return _write(
+            _place("report", path), ports.page(self, frontier=frontier, others=others, measured=measured)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The plain form that JSON is written from."""
@@ -232,7 +234,7 @@ class Plan:
 
     def save(self, path: str | Path) -> Path:
         """Write the plan as JSON and return its path."""
-        return _write(Path(path), self.to_json())
+        return _write(_place("save", path), self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -267,6 +269,13 @@ def _chunks(data: Any) -> tuple[tuple[str, int], ...]:
         if not fits or not isinstance(pair[1], int) or isinstance(pair[1], bool) or pair[1] < 1:
             raise FormatError(f'field "split": expected a name and a number of chunks, found {pair!r}')
     return tuple((name, number) for name, number in found)
+
+
+def _place(verb: str, path: str | Path) -> Path:
+    """A path as somebody wrote it."""
+    if not isinstance(path, str | os.PathLike) or not str(path):
+        raise LowtideError(f"{verb} takes a path to write to, not {path!r}")
+    return Path(path)
 
 
 def _write(path: Path, text: str) -> Path:

@@ -12,6 +12,7 @@ from functools import cached_property
 from math import fsum
 from typing import Any
 
+from ..arguments import kind_of
 from ..errors import FormatError
 from ..units import format_bytes, format_seconds
 from . import json_format
@@ -108,6 +109,8 @@ def simulate(graph: Graph, schedule: Schedule) -> Timeline:
     >>> simulate(graph, Schedule((Run("mul"),), ())).peak
     12
     """
+    kind_of("simulate", graph, Graph, "a Graph")
+    kind_of("simulate", schedule, Schedule, "a Graph and a Schedule")
     now = between = 0
     resident: list[int] = []
     runs: list[str] = []

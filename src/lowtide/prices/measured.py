@@ -244,6 +244,8 @@ def _made_up_tensor(fake: Any) -> Any:
 
 
 _REPEATS = 3
+_MOST_REPEATS = 5
+_AS_LONG = 1.5  # of the run before: a longer one was disturbed, by another process, say; chosen
 _ENOUGH_SECONDS = 0.02
 _LONG_SECONDS = 0.002  # of a kernel that a launch, some 10 μs, is a small part of: it is timed call by call
 _IN_A_ROW = 4  # calls between two looks at a GPU's clock: as in a step, the next is queued while one runs
@@ -259,21 +261,29 @@ def _clock_for(device: torch.device) -> _Clock:
 def _time_on_cpu(call: Callable[[], Any], device: torch.device, reads: list[torch.Tensor]) -> Price:
     """The bytes that kernels take inside are not seen here; those of operators that an operator calls are."""
     tracker = live_storages(device)
+    start = time.perf_counter()
     with tracker.mode:
         made = call()
+    usual = time.perf_counter() - start
     outputs, workspace = outputs_of(made, reads, device), tracker.made_peak - tracker.made
     del made
-    best = float("inf")
-    spent = 0.0
-    for _ in range(_REPEATS):
+    return Price(_seconds_on_cpu(call, usual), workspace, outputs)
+
+
+def _seconds_on_cpu(call: Callable[[], Any], usual: float) -> float:
+    """The least of a few runs, as everything that disturbs a run makes it longer; of a long op, of one.
+
+    `usual` is what it took with its first run's costs: one that takes longer than that is no measure.
+    """
+    best, spent = float("inf"), 0.0
+    for turn in range(_MOST_REPEATS):
         start = time.perf_counter()
         call()
-        # The least, as everything that disturbs a run makes it longer.
         best = min(best, time.perf_counter() - start)
         spent += best
-        if spent > _ENOUGH_SECONDS:
+        if best <= _AS_LONG * usual and (turn + 1 >= _REPEATS or spent > _ENOUGH_SECONDS):
             break
-    return Price(best, workspace, outputs)
+    return best
 
 
 def _time_on_cuda(call: Callable[[], Any], device: torch.device, reads: list[torch.Tensor]) -> Price:
@@ -294,13 +304,13 @@ def _time_on_cuda(call: Callable[[], Any], device: torch.device, reads: list[tor
 
 
 def _seconds_on_cuda(call: Callable[[], Any], device: torch.device) -> float:
-    """The median of a few runs, as single ones are disturbed both ways; of a long kernel one run is enough.
+    """The median of a few runs, as single ones are disturbed both ways; of a long kernel the shorter of two.
 
     A launch is hidden behind the kernel before it, as in a step, or is a small part of a long one.
     """
     first = _run_on_cuda(call, device, 1)
     if first > _ENOUGH_SECONDS:
-        return first
+        return min(first, _run_on_cuda(call, device, 1))  # a host that was busy looks like a long kernel
     calls = 1 if first > _LONG_SECONDS else _IN_A_ROW
     times = [first] if calls == 1 else []
     while len(times) < _REPEATS and calls * sum(times) <= _ENOUGH_SECONDS:

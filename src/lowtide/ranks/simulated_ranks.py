@@ -39,8 +39,12 @@ def one_of_ranks(model: Any, inputs: Any, ranks: int, optimizer: Any = None) -> 
         yield private("tree_map_only")(torch.Tensor, _without_memory, inputs)
 
 
+_MOST_RANKS = 2**20
+"""More than any cluster has; chosen."""
+
+
 def _refuse(model: Any, ranks: Any) -> None:
-    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 2:
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or not 2 <= ranks <= _MOST_RANKS:
         raise LowtideError(f"ranks={ranks!r} must be a whole number >= 2: the GPUs that share the parameters")
     if not isinstance(model, torch.nn.Module):
         raise LowtideError(

@@ -11,11 +11,13 @@ from torch import fx
 from .._torch import boxed, private
 from ..capture.rewrites.common import prune_tangents, remove_dead
 from ..errors import UnsupportedBackward
+from ..plans.planned_step import Plan
 from .eager import Overwrites, compile_graph
 from .first_run import Misfits, checked
 from .handing import present_departures
+from .out_of_memory import explain, explained
 
-__all__ = ["Backward", "CompiledBackward"]
+__all__ = ["Backward", "CompiledBackward", "only_once"]
 
 
 class Backward:
@@ -25,8 +27,15 @@ class Backward:
     """
 
     def __init__(
-        self, module: fx.GraphModule, expected: tuple[bool, ...], misfits: Misfits, *, pauses: bool
+        self,
+        module: fx.GraphModule,
+        expected: tuple[bool, ...],
+        misfits: Misfits,
+        *,
+        pauses: bool,
+        plan: Plan,
     ) -> None:
+        self.plan = plan
         self.module = module
         self.expected = expected
         self.pauses = pauses
@@ -39,9 +48,13 @@ class Backward:
             refuse_second_backward()
             form = self.form(missing_tangents(args, self.expected))
             if self.pauses:
-                return self.depart(form(args))
-            with private("without_autocast")():  # the trace has its casts
-                return form(args)
+                return self.depart(explained(form(args), self.plan))
+            try:
+                with private("without_autocast")():  # the trace has its casts
+                    return form(args)
+            except RuntimeError as error:
+                explain(error, self.plan, "backward")
+                raise
 
         return boxed(backward)
 
@@ -77,9 +90,14 @@ class CompiledBackward:
     """
 
     def __init__(
-        self, run: Callable[[list[Any]], Any], expected: tuple[bool, ...], tangents: list[torch.Tensor]
+        self,
+        run: Callable[[list[Any]], Any],
+        expected: tuple[bool, ...],
+        tangents: list[torch.Tensor],
+        plan: Plan,
     ) -> None:
         self.run = run
+        self.plan = plan
         self.expected = expected
         self.tangents = [(t.shape, t.stride(), t.dtype, t.device) for t in tangents]
         self.hollow = {index: self.made_hollow(index) for index, wanted in enumerate(expected) if not wanted}
@@ -95,8 +113,12 @@ class CompiledBackward:
                 args[first + index] = self.made(index).zero_()
             for index, nothing in self.hollow.items():
                 args[first + index] = nothing
-            with private("without_autocast")():  # the trace has its casts
-                results = self.run(args)
+            try:
+                with private("without_autocast")():  # the trace has its casts
+                    results = self.run(args)
+            except RuntimeError as error:
+                explain(error, self.plan, "backward")
+                raise
             after()
             return results
 
@@ -122,6 +144,26 @@ def refuse_second_backward() -> None:
             "value alive and break the budget. Call backward once per forward, on the sum of the losses, or "
             "lowtide.uncap the model."
         )
+
+
+def only_once(name: str) -> Callable[..., None]:
+    """What autograd calls before each backward of one call: a second one is refused.
+
+    torch would refuse some in words of its own compiler, and only when other hooks have looked at the call.
+    """
+    begun = False
+
+    def before_backward(*_: Any) -> None:
+        nonlocal begun
+        refuse_second_backward()
+        if begun:
+            raise UnsupportedBackward(
+                f"a second backward through one call of {name}: what the call saved is gone with the first. "
+                "Call backward once per forward, on the sum of the losses, or call the model again before it"
+            )
+        begun = True
+
+    return before_backward
 
 
 def missing_tangents(args: list[Any], expected: tuple[bool, ...]) -> tuple[int, ...]:

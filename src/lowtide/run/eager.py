@@ -22,6 +22,7 @@ from .._torch import boxed, private, private_of
 from ..capture.fx_nodes import tensors_of
 from ..capture.rewrites.handing import is_handing
 from ..capture.rewrites.stepping import is_update
+from .changes import CHANGES, FILE, Change, change_of
 from .in_place import overwriting
 from .updates import update_now
 
@@ -53,7 +54,7 @@ def compile_graph(
 ) -> Callable[[list[Any]], Any]:
     """The boxed function of a graph; `look` is shown what nodes return."""
     source, names = source_of(module, name, look=look, overwrites=overwrites)
-    exec(compile(source, f"<lowtide {name}>", "exec"), names)
+    exec(compile(source, f"{FILE}{name}>", "exec"), names)
     return boxed(names[name])
 
 
@@ -87,8 +88,12 @@ class _Writer:
         unused = [node.name for node in self.dying.get(None, ())]
         if unused:
             lines.append(f"    del {', '.join(unused)}")
+        changes: list[Change] = []
         for node in self.module.graph.nodes:
+            if change := change_of(node, len(lines) + 1):
+                changes.append(change)
             lines += self.lines(node)
+        self.names[CHANGES] = changes
         return "\n".join(lines) + "\n"
 
     def lines(self, node: fx.Node) -> list[str]:

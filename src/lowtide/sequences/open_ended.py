@@ -32,7 +32,7 @@ from .fold import folded
 from .function import apply
 from .loop import First, Loop
 from .outputs import Outputs, Stacked, check_alike, make_outputs
-from .planned_scan import check_not_both
+from .planned_scan import check_not_both, check_reads
 from .record import is_whole, versions
 from .scanning import Reduce
 from .sequence import CellSequence, Place, detached, flat, say_leaf
@@ -82,6 +82,7 @@ def while_scan(
     0.3536
     """
     asked = _Asked(cell, init, cond, reduce, max_steps)
+    parameters = check_reads(parameters, random)
     byte_limit = _read_limit(budget, slots)
     keeps_all = byte_limit is None or not torch.is_grad_enabled()
     weighs = isinstance(byte_limit, Budget) and not keeps_all

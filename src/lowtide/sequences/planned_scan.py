@@ -6,10 +6,13 @@ of one unit. Inputs, parameters, stacked outputs and the gradients of all these 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
+import torch
+
+from ..arguments import all_of, flag
 from ..console.log import say_once
 from ..errors import BudgetTooSmall, LowtideError
 from ..solve.sequence import forward_count
@@ -157,14 +160,22 @@ def check_not_both(budget: object, slots: object) -> None:
 
 def check_chunk(chunk: object) -> None:
     """Refuse what is no number of steps."""
-    if chunk != "auto" and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+    if not (isinstance(chunk, str) and chunk == "auto") and (
+        isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1
+    ):
         raise LowtideError(f'chunk={chunk!r} must be a whole number of steps of at least 1, or "auto"')
 
 
 def check_graphs(graphs: object) -> None:
     """Refuse what says neither whether to capture nor to choose."""
-    if graphs not in (True, False, "auto"):
+    if not isinstance(graphs, bool) and not (isinstance(graphs, str) and graphs == "auto"):
         raise LowtideError(f'graphs={graphs!r} must be True, False or "auto"')
+
+
+def check_reads(parameters: Iterable[Any], random: object) -> tuple[Any, ...]:
+    """The tensors that a cell reads; refuses what is none, and what says neither yes nor no."""
+    flag("random", random)
+    return all_of("parameters", parameters, torch.Tensor, "tensors, as in parameters=module.parameters()")
 
 
 def _all_kept(units: int) -> Problem:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 
 from .._torch import outside_dynamo, private
+from ..arguments import flag, whole
 from ..errors import LowtideError
 from ..units import Budget
 from .first import FirstRun, run_first
@@ -26,7 +27,7 @@ from .lengths import masked
 from .loop import Loop
 from .outputs import Outputs, make_outputs
 from .plain import run_plainly
-from .planned_scan import ScanPlan, Strategy, check_chunk, check_graphs, make_scan_plan
+from .planned_scan import ScanPlan, Strategy, check_chunk, check_graphs, check_reads, make_scan_plan
 from .sequence import CellSequence, flat, say_leaf
 
 __all__ = ["scan", "scan_plan"]
@@ -80,6 +81,7 @@ def scan(
     20.172
     """
     asked = _Asked(cell, init, xs, length, reduce, reverse, lengths, chunk, graphs)
+    parameters = check_reads(parameters, random)
     if (budget is None and slots is None) or not torch.is_grad_enabled():
         make_scan_plan(asked.length, slots=1, strategy=strategy)  # refuses what cannot be
         return asked.results(*run_plainly(asked.sequence, asked.carry, asked.xs, asked.outputs))
@@ -125,6 +127,7 @@ def scan_plan(
     True
     """
     asked = _Asked(cell, init, xs, length, reduce, reverse, lengths, chunk, graphs)
+    parameters = check_reads(parameters, random)
     with torch.enable_grad():
         run = asked.first_run(parameters, random, weigh=True)
     run.surroundings.go_on_from(run.start)
@@ -151,6 +154,7 @@ class _Asked:
         if not callable(cell):
             raise LowtideError(f"the cell is {say_leaf(cell)}; it must be callable, as cell(carry, x)")
         check_graphs(graphs)
+        flag("reverse", reverse)
         self.owner, self.folds = cell, isinstance(reduce, tuple)
         self.graphs, self.chunk = graphs, None if isinstance(chunk, str) else chunk
         fold = getattr(reduce[0], "__code__", reduce[0]) if isinstance(reduce, tuple) and reduce else None
@@ -233,6 +237,8 @@ class _Asked:
 
 
 def _length(xs: Any, length: int | None) -> int:
+    if length is not None:
+        whole("length", length)
     leaves, _ = flat(xs)
     strange = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor) or leaf.ndim == 0]
     if strange:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch import capture_settings, private, private_of, usual_stance
+from .._torch import private, private_of, usual_stance
 from ..capture.joint_graph import capturing
 from ..capture.plain_masks import masks_as_traced
 from ..capture.rewrites.autocast import mark_regions
@@ -27,7 +27,7 @@ from ..devices.memory import memory_of
 from ..errors import CaptureError, NothingToTrain, PlanMismatch, UnsupportedBackward
 from ..lowering.changed_inputs import Watch, Watched
 from ..options import Options
-from ..pipeline.compiled_calls import fresh
+from ..pipeline.compiled_calls import captured
 from ..pipeline.eager_step import eager_runner
 from ..pipeline.in_flight import Caller
 from ..pipeline.runnable_step import RunnableStep, runnable
@@ -51,7 +51,7 @@ def captured_graph(
     def backend(module: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         return runnable(asked, Caller(), module, inputs)
 
-    step = torch.compile(fresh(unit.forward), backend=backend, fullgraph=True, dynamic=False)
+    step = captured(unit.forward, backend)
     try:
         with capturing, _while_capturing(), private("without_modes")(), torch.enable_grad():
             step(*args, **kwargs)
@@ -72,7 +72,7 @@ def _unit_options(options: Options, plan: Plan | None) -> Options:
 
 def _while_capturing() -> ExitStack:
     stack = ExitStack()
-    for each in (clear_errors(), usual_stance(), capture_settings(), leaving_marks(), masks_as_traced()):
+    for each in (clear_errors(), usual_stance(), leaving_marks(), masks_as_traced()):
         stack.enter_context(each)
     return stack
 
@@ -185,7 +185,7 @@ class UnitSteps:
 
             return with_foreign_modes(call)
 
-        entry.call = torch.compile(fresh(self.unit.forward), backend=backend, fullgraph=True, dynamic=False)
+        entry.call = captured(self.unit.forward, backend)
         return entry
 
     def step(self, plan: Plan, module: fx.GraphModule, inputs: Sequence[Any]) -> RunnableStep:

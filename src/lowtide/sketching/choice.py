@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
+from ..arguments import flag
 from ..errors import LowtideError
 from .draw import SEED_BYTES
 from .kind import Kind
@@ -31,17 +31,18 @@ class Choice:
     @classmethod
     def make(cls, kind: str, rate: float | None, *, always: bool = False) -> Choice:
         """What a user wrote; refuses what cannot be."""
-        if not isinstance(always, bool):
-            raise LowtideError(f"always={always!r} must be True or False")
+        flag("always", always)
         if not find_kind(kind).has_rate:
             if rate is not None:
                 raise LowtideError(f"kind={kind!r} keeps every row, in fewer bits, and takes no rate")
             return cls(kind, 1.0, always)
         if rate is None:
             return cls(kind, _DEFAULT_RATE, always)
-        number = isinstance(rate, int | float) and not isinstance(rate, bool)
-        if not number or not rate > 0 or math.isinf(rate):
-            raise LowtideError(f"rate={rate!r} must be above 0: the share of the rows to keep, as in 0.2")
+        is_share = isinstance(rate, int | float) and not isinstance(rate, bool) and 0 < rate <= 1
+        if not is_share:
+            raise LowtideError(
+                f"rate={rate!r} must be above 0: the share of the rows to keep, 1 at most, as in 0.2"
+            )
         return cls(kind, float(rate), always)
 
     @property

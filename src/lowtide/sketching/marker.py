@@ -8,12 +8,12 @@ the plain operators of the sketch (`marks`). In a graph that is run as it was ca
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ..process_wide import here
 from .choice import Choice
 from .kinds import KINDS
 
@@ -27,17 +27,17 @@ __all__ = [
     "weight_gradient",
 ]
 
-_state = threading.local()
+
+class _State(threading.local):
+    on = False
 
 
-@contextmanager
-def leaving_marks() -> Iterator[None]:
+_state = _State()
+
+
+def leaving_marks() -> here:
     """Let the layers that a planner may choose for leave marks in what is captured meanwhile."""
-    outer, _state.on = getattr(_state, "on", False), True
-    try:
-        yield
-    finally:
-        _state.on = outer
+    return here(_state, on=True)
 
 
 def is_marked(choice: Choice) -> bool:
@@ -47,7 +47,7 @@ def is_marked(choice: Choice) -> bool:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _on() -> bool:
-    return getattr(_state, "on", False)
+    return _state.on
 
 
 def _compress(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..arguments import function, mapping, number
 from ..errors import LowtideError
 from ..measuring.trial import Trial
 from ..units import format_bytes
@@ -128,11 +129,15 @@ def noise(
     >>> found.layers[0].rows, found.layers[0].kept
     (100, 2624)
     """
-    if isinstance(at, bool) or not isinstance(at, int | float) or not at > 0:
-        raise LowtideError(f"at={at!r} must be a number above 0, in variances of SGD itself")
+    at = number("at", at)  # in variances of SGD itself
+    kwargs = mapping("kwargs", kwargs)
+    if loss is not None:
+        function("loss", loss, "loss(output)")
     refuse_compiled(model)
     if not any(map(is_sketched, model.modules())):
-        choices = dict.fromkeys(chosen_layers(model, layers), Choice.make(kind or "strided", rate))
+        choices = dict.fromkeys(
+            chosen_layers(model, layers), Choice.make("strided" if kind is None else kind, rate)
+        )
     elif any(given is not None for given in (rate, kind, layers, rows)):
         raise LowtideError(
             "this model is sketched, and noise tells about its own sketches; lowtide.unsketch it to try "

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from ..arguments import function, mapping, number
 from ..console.log import log
 from ..errors import LowtideError
 from .choice import Choice
@@ -72,6 +73,9 @@ def sketch(
     >>> model.weight.grad.shape
     torch.Size([8, 64])
     """
+    kwargs = mapping("kwargs", kwargs)
+    if loss is not None:
+        function("loss", loss, "loss(output)")
     refuse_compiled(model)
     choice = Choice.make(kind, rate, always=always)
     found = chosen_layers(model, layers)
@@ -86,7 +90,7 @@ def sketch(
             noise_of, model=model, batch=batch, rows=rows, kwargs=kwargs, loss=loss, at=max_noise
         )
         choices = _quiet_enough(choices, measure)
-    elif batch or kwargs or loss:
+    elif not (isinstance(batch, tuple) and not batch) or kwargs or loss is not None:
         raise LowtideError("a batch is for max_noise=, which is not given; lowtide.noise shows the noise")
     scope = Scope()
     for name, chosen in choices.items():
@@ -155,8 +159,7 @@ def _raised(choices: dict[str, Choice], rates: dict[str, float]) -> dict[str, Ch
 
 
 def _check_max_noise(max_noise: Any, batch: Any, kwargs: Any) -> None:
-    if isinstance(max_noise, bool) or not isinstance(max_noise, int | float) or not max_noise > 0:
-        raise LowtideError(f"max_noise={max_noise!r} must be a number above 0, in variances of SGD itself")
+    number("max_noise", max_noise)  # in variances of SGD itself
     if not isinstance(batch, tuple):
         raise LowtideError(f"batch= takes a tuple of the model's arguments, not a {type(batch).__name__}")
     if not batch and not kwargs:

@@ -61,6 +61,6 @@ METHODS: dict[str, Method] = {
 
 def find_method(name: str) -> Method:
     """The solver of that name; raises with the known names otherwise."""
-    if name not in METHODS:
+    if not isinstance(name, str) or name not in METHODS:
         raise LowtideError(f"method {name!r} is not known; choose one of {', '.join(sorted(METHODS))}")
     return METHODS[name]

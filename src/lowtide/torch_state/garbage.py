@@ -9,39 +9,17 @@ as ever.
 from __future__ import annotations
 
 import gc
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+
+from ..process_wide import Shared, UndoneBy
 
 __all__ = ["uncollected"]
 
-_lock = threading.Lock()
-_inside = 0
-_was_on = False
+
+def _pause(undone_by: UndoneBy) -> None:
+    if gc.isenabled():
+        undone_by(gc.enable)
+        gc.disable()
 
 
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No automatic collections in this process, until the last of several such blocks has ended."""
-    _pause()
-    try:
-        yield
-    finally:
-        _resume()
-
-
-def _pause() -> None:
-    global _inside, _was_on
-    with _lock:
-        if not _inside:
-            _was_on = gc.isenabled()
-            gc.disable()
-        _inside += 1
-
-
-def _resume() -> None:
-    global _inside
-    with _lock:
-        _inside -= 1
-        if not _inside and _was_on:
-            gc.enable()
+uncollected = Shared(_pause)
+"""`with uncollected():` has no automatic collections in this process, until the last such block has ended."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._torch import generated_code, private, realized_where_asked
+from ..._torch import attributes, generated_code, private, realized_where_asked
 from ...capture.joint_graph import aot_settings
 from ...console.log import log
 from ...errors import BudgetTooSmall
@@ -221,7 +221,7 @@ class _Attempt:
             "force_non_lazy_backward_lowering": True,
             **aot_settings(self.asked.autocast),
         }
-        with private("functorch_config").patch(choices):
+        with attributes(private("functorch_config"), **choices):
             run = private("compile_fx")(
                 module, list(inputs), inner_compile=self.compile_graph, config_patches=settings
             )
@@ -246,7 +246,8 @@ class _Attempt:
         assert self.stage is not None
         captured = self.stage.captured
         tangents = [node.meta["val"] for node in captured.trace.tangents]
-        return CompiledBackward(compiled, captured.expected, tangents).boxed(after=self.first_step.look)
+        plan = self.result or self.stage.planned.plan
+        return CompiledBackward(compiled, captured.expected, tangents, plan).boxed(after=self.first_step.look)
 
     def stop_if_over(self) -> None:
         self.result = self.plan()
