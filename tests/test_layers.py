@@ -12,12 +12,14 @@ import lowtide
 
 ROOT = Path(lowtide.__file__).parent
 
-BASE = {"errors", "units", "cache_folder", "_torch"}
+BASE = {"errors", "units", "cache_folder", "plain_text", "whole_files", "_torch"}
 """Files at the top that every room may import; those without torch import no `_torch`."""
 
 LAYERS = {  # the pipeline from below; a room may import the base and what is named here
     "errors": set(),
     "units": set(),
+    "plain_text": set(),
+    "whole_files": set(),
     "cache_folder": set(),
     "_torch": set(),
     "plans": set(),

@@ -123,7 +123,7 @@ class Frontier:
         """The frontier of a plain form. Each schedule is judged again: a file cannot claim another peak."""
         json_format.check_header(data, "frontier", FORMAT_VERSION, FIELDS)
         graph = Graph.from_dict(data.get("graph"))
-        notes = tuple(str(note) for note in json_format.read_items(data, "notes"))
+        notes = json_format.read_texts(data, "notes")
         items = enumerate(json_format.read_items(data, "plans"))
         return cls(tuple(_read(graph, notes, item, f"plans[{index}]") for index, item in items))
 
@@ -221,6 +221,6 @@ def _read(graph: Graph, notes: tuple[str, ...], item: Any, where: str) -> Plan:
         if item[name] != getattr(plan, name):
             raise FormatError(
                 f"{where}.{name}: it is not what the schedule does "
-                f"({item[name]!r} claimed, {getattr(plan, name)!r} simulated)"
+                f"({json_format.say(item[name])} claimed, {getattr(plan, name)!r} simulated)"
             )
     return plan

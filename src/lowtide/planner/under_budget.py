@@ -16,7 +16,7 @@ from ..plans.keep_all import keep_all
 from ..plans.planned_step import Plan, make_plan
 from ..plans.simulator import simulate
 from ..solve import find_method
-from ..solve.search.native import build_ahead
+from ..solve.search.build import build_ahead
 from ..units import Budget, format_bytes, parse_budget
 from .budgets import resolve
 from .too_small import too_small

@@ -224,6 +224,12 @@ class Graph:
         return sum(self.fixed.values())
 
     @property
+    def all_bytes(self) -> int:
+        """Bytes of all that there is in the step, as if all of it were there at once."""
+        total = self.fixed_bytes + self.boundary + sum(value.bytes for value in self.values)
+        return total + sum(op.workspace + op.state for op in self.ops)
+
+    @property
     def given_bytes(self) -> int:
         """Bytes of the values that are there before the step: parameters, buffers, inputs."""
         return sum(value.bytes for value in self.values if value.kind in GIVEN_KINDS)
@@ -395,9 +401,7 @@ def _check_updates(graph: Graph) -> None:
 
 def _check_total(graph: Graph) -> None:
     """Refuse bytes that do not add up in 64 bits, which solvers count in."""
-    total = graph.fixed_bytes + graph.boundary + sum(value.bytes for value in graph.values)
-    total += sum(op.workspace + op.state for op in graph.ops)
-    if total.bit_length() > MOST_BITS:
+    if graph.all_bytes.bit_length() > MOST_BITS:
         raise FormatError(f"values and ops: their bytes add up to 2^{MOST_BITS} or more, which no device has")
 
 

@@ -1,6 +1,7 @@
 """Plain data to JSON and back, with errors that name the field.
 
-Reading never executes anything: the text is parsed by `json` and each field is checked before it is used.
+Reading never executes anything: the text is parsed by `json` and each field is checked before it is used. All
+text goes through `plain`, so that no name reaches a terminal or a page as something that it obeys.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from ..errors import FormatError
+from ..plain_text import plain
 
 T = TypeVar("T")
 
@@ -54,7 +56,7 @@ def decode(data: bytes, noun: str) -> str:
 def parse(text: str, noun: str) -> Any:
     """The data of a JSON text."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once_each)
     except json.JSONDecodeError as error:
         raise FormatError(
             f"not a {noun} file: {error.msg} at line {error.lineno}, column {error.colno} "
@@ -64,23 +66,33 @@ def parse(text: str, noun: str) -> Any:
         raise FormatError(f"not a {noun} file: {error}") from None
 
 
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; of a name that is there twice readers would take one or the other."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {say(twice)} is used twice in an object")
+    return found
+
+
 def check_header(data: Any, noun: str, version: int, fields: tuple[str, ...]) -> None:
     """Refuse what is not a file of this noun, is of another version, or has a field that nothing reads."""
     if not isinstance(data, dict):
         raise FormatError(f"not a {noun} file: expected an object, found {type(data).__name__}")
     if data.get("lowtide") != noun:
-        raise FormatError(f'field "lowtide": expected {noun!r}, found {data.get("lowtide")!r}')
+        raise FormatError(f'field "lowtide": expected {noun!r}, found {say(data.get("lowtide"))}')
     found = data.get("version")
     if not isinstance(found, int) or isinstance(found, bool):
-        raise FormatError(f'field "version": expected a whole number, found {found!r}')
+        raise FormatError(f'field "version": expected a whole number, found {_cut(_repr(found))}')
     if found != version:
         raise FormatError(
-            f'field "version": this Lowtide reads version {version} of a {noun} file, found {found}'
+            f'field "version": this Lowtide reads version {version} of a {noun} file, found {say(found)}'
         )
     known = ("lowtide", "version", *fields)
     for name in data:
         if name not in known:
-            raise FormatError(f'field "{name}": unknown; known are {", ".join(known)}')
+            raise FormatError(f'field "{_cut(name)}": unknown; known are {", ".join(known)}')
 
 
 def read_list(record: type[T], data: dict[str, Any], name: str, *, needed: tuple[str, ...]) -> Iterator[T]:
@@ -93,18 +105,18 @@ def read_items(data: dict[str, Any], name: str) -> list[Any]:
     """A list field as it is."""
     items = data.get(name)
     if not isinstance(items, list):
-        raise FormatError(f'field "{name}": expected a list, found {_say(items)}')
+        raise FormatError(f'field "{name}": expected a list, found {say(items)}')
     return items
 
 
 def read_record(record: type[T], item: Any, where: str, *, needed: tuple[str, ...]) -> T:
     """One flat dataclass from a dict, every field checked against its annotation."""
     if not isinstance(item, dict):
-        raise FormatError(f"{where}: expected an object, found {_say(item)}")
+        raise FormatError(f"{where}: expected an object, found {say(item)}")
     fields = {field.name: str(field.type) for field in dataclasses.fields(record)}  # type: ignore[arg-type]
     for name in item:
         if name not in fields:
-            raise FormatError(f"{where}.{name}: unknown field; known are {', '.join(fields)}")
+            raise FormatError(f"{where}.{_cut(name)}: unknown field; known are {', '.join(fields)}")
     for name in needed:
         if name not in item:
             raise FormatError(f"{where}.{name}: missing")
@@ -115,12 +127,14 @@ def _read_field(value: Any, annotation: str, where: str) -> Any:
     types, noun = _CHECKS.get(annotation, ((str,), "text"))
     fits: bool = isinstance(value, types)
     if not fits or isinstance(value, bool) != (annotation == "bool"):
-        raise FormatError(f"{where}: expected {noun}, found {_say(value)}")
+        raise FormatError(f"{where}: expected {noun}, found {say(value)}")
     if annotation == "tuple[str, ...]":
         for index, name in enumerate(value):
             if not isinstance(name, str):
-                raise FormatError(f"{where}[{index}]: expected a name, found {_say(name)}")
-        return tuple(value)
+                raise FormatError(f"{where}[{index}]: expected a name, found {say(name)}")
+        return tuple(map(plain, value))
+    if isinstance(value, str):
+        return plain(value)
     return _finite(value, where) if annotation == "float" else value
 
 
@@ -131,7 +145,7 @@ def _finite(value: float, where: str) -> float:
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise FormatError(f"{where}: expected a finite number, found {_say(value)}")
+        raise FormatError(f"{where}: expected a finite number, found {say(value)}")
     return number
 
 
@@ -139,15 +153,24 @@ def read_text(data: dict[str, Any], name: str, default: str) -> str:
     """A text field."""
     value = data.get(name, default)
     if not isinstance(value, str):
-        raise FormatError(f'field "{name}": expected text, found {_say(value)}')
-    return value
+        raise FormatError(f'field "{name}": expected text, found {say(value)}')
+    return plain(value)
+
+
+def read_texts(data: dict[str, Any], name: str) -> tuple[str, ...]:
+    """A list of texts."""
+    items = read_items(data, name)
+    for index, item in enumerate(items):
+        if not isinstance(item, str):
+            raise FormatError(f"{name}[{index}]: expected text, found {say(item)}")
+    return tuple(map(plain, items))
 
 
 def read_count(data: dict[str, Any], name: str, default: int | None = None) -> int:
     """A whole number >= 0."""
     value = data.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise FormatError(f'field "{name}": expected a whole number >= 0, found {_say(value)}')
+        raise FormatError(f'field "{_cut(name)}": expected a whole number >= 0, found {say(value)}')
     return value
 
 
@@ -155,7 +178,7 @@ def read_flag(data: dict[str, Any], name: str, default: bool) -> bool:
     """True or false."""
     value = data.get(name, default)
     if not isinstance(value, bool):
-        raise FormatError(f'field "{name}": expected true or false, found {_say(value)}')
+        raise FormatError(f'field "{name}": expected true or false, found {say(value)}')
     return value
 
 
@@ -163,7 +186,7 @@ def read_number(data: dict[str, Any], name: str) -> float:
     """A number."""
     value = data.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise FormatError(f'field "{name}": expected a number, found {_say(value)}')
+        raise FormatError(f'field "{name}": expected a number, found {say(value)}')
     return _finite(value, f'field "{name}"')
 
 
@@ -171,10 +194,22 @@ def read_sizes(data: dict[str, Any], name: str) -> dict[str, int]:
     """A mapping from names to bytes."""
     value = data.get(name, {})
     if not isinstance(value, dict):
-        raise FormatError(f'field "{name}": expected an object of byte counts, found {_say(value)}')
-    return {str(key): read_count(value, key) for key in value}
+        raise FormatError(f'field "{name}": expected an object of byte counts, found {say(value)}')
+    return {plain(key): read_count(value, key) for key in value}
 
 
-def _say(value: Any) -> str:
-    text = repr(value)
-    return "nothing" if value is None else text if len(text) <= 40 else text[:37] + "..."
+def say(value: Any) -> str:
+    """A value as it is in a file, cut to a bounded length."""
+    return "nothing" if value is None else _cut(_repr(value))
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):  # more digits, or levels, than Python writes
+        return f"a very large {type(value).__name__}"
+
+
+def _cut(text: str) -> str:
+    text = plain(text)
+    return text if len(text) <= 40 else text[:37] + "..."

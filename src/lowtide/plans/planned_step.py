@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FormatError, ScheduleError
+from ..plain_text import plain
 from ..units import format_bytes, format_seconds
+from ..whole_files import write_whole
 from . import json_format, ports
 from .graph import Graph
 from .keep_all import keep_all
@@ -200,7 +201,7 @@ class Plan:
             method=json_format.read_text(data, "method", "unknown"),
             budget=None if budget is None else json_format.read_count(data, "budget"),
             bound=None if bound is None else json_format.read_number(data, "bound"),
-            notes=tuple(str(note) for note in json_format.read_items(data, "notes")),
+            notes=json_format.read_texts(data, "notes"),
             compiled=None if compiled is None else json_format.read_count(data, "compiled"),
             sketched=_names(data, "sketched"),
             trimmed=_names(data, "trimmed"),
@@ -239,7 +240,7 @@ def make_plan(
 
 
 def _names(data: Any, field: str) -> tuple[str, ...]:
-    return tuple(map(str, json_format.read_items(data, field))) if field in data else ()
+    return json_format.read_texts(data, field) if field in data else ()
 
 
 def _chunks(data: Any) -> tuple[tuple[str, int], ...]:
@@ -247,8 +248,10 @@ def _chunks(data: Any) -> tuple[tuple[str, int], ...]:
     for pair in found:
         fits = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)
         if not fits or not isinstance(pair[1], int) or isinstance(pair[1], bool) or pair[1] < 1:
-            raise FormatError(f'field "split": expected a name and a number of chunks, found {pair!r}')
-    return tuple((name, number) for name, number in found)
+            raise FormatError(
+                f'field "split": expected a name and a number of chunks, found {json_format.say(pair)}'
+            )
+    return tuple((plain(name), number) for name, number in found)
 
 
 def _write(path: Path, text: str) -> Path:
@@ -258,14 +261,11 @@ def _write(path: Path, text: str) -> Path:
     """
     place = path.resolve()
     whole = place.is_file() or not place.exists()
-    half = place.with_name(f"{place.name}.{os.getpid()}.part") if whole else place
     try:
-        half.write_text(text, encoding="utf-8")
         if whole:
-            half.replace(place)
+            write_whole(place, text.encode())
+        else:
+            place.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None  # the name that was asked for
-    finally:
-        if whole:
-            half.unlink(missing_ok=True)
     return path

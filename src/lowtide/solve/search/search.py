@@ -28,23 +28,28 @@ Limits: a local search. `bound` says how far from the optimum it may be.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from itertools import cycle
 from random import Random
+from typing import TypeVar
 
 import numpy as np
 
 from ...plans.graph import Graph
 from .greedy import PlainTape
 from .ladder import Ladder, Rung
-from .native import NativeTape, judge, library
+from .native import NativeTape, NoMemory, judge, library
 from .reorder import first_orders
 from .seeds import seed_orders
 from .tape import Facts
 
-__all__ = ["Search"]
+__all__ = ["Search", "by_either"]
+
+Found = TypeVar("Found")
 
 EXPONENTS = (1.4, 1.0, 0.7, 2.0, 0.5)
 """Weights of the bytes that a move gains against its seconds, the best one first. Chosen: in another order,
@@ -118,13 +123,32 @@ def _plain_effort(ops: int) -> Effort:
     return Effort(20, 1, 1, 0, tolerance=0.25, bisections=1, fine=12)
 
 
+def by_either(search: Callable[[bool], Found]) -> Found:
+    """What a search finds: by the compiled twins, or where they run out of memory by those in Python."""
+    try:
+        return search(True)
+    except NoMemory:
+        _say_no_memory()
+    return search(False)
+
+
+@cache
+def _say_no_memory() -> None:
+    logging.getLogger("lowtide").warning(
+        "there is no memory for the compiled search of a plan: it is searched in Python, which finds less in "
+        "the same time"
+    )
+
+
 class Search:
     """The search for one graph's ladder; `ladder` is what was found so far."""
 
-    def __init__(self, graph: Graph, progress: Callable[[float], None] | None = None) -> None:
+    def __init__(
+        self, graph: Graph, progress: Callable[[float], None] | None = None, *, native: bool = True
+    ) -> None:
         self.graph, self.progress = graph, progress
         self.facts = Facts(graph)
-        self.native = library() is not None
+        self.native = native and library() is not None
         self.effort = effort_for(len(graph.ops), self.native)
         self.ladder = Ladder()
         # 200 more for small graphs, where a descent of few ops still needs many edits to get through.
@@ -166,7 +190,10 @@ class Search:
                 self.join(self.down(base))
             return self.seeds()
         with ThreadPoolExecutor(len(self.bases)) as pool:
-            found = pool.map(self.down, self.bases)
+            try:
+                found = pool.map(self.down, self.bases)
+            except RuntimeError:  # there is no memory for a thread
+                found = map(self.down, self.bases)
             seeds = self.seeds()
             for index, ladder in enumerate(found):
                 self.join(ladder)
