@@ -18,7 +18,7 @@ from .whole_files import others_may_write, tidy
 __all__ = ["NoCache", "cache_folder", "private_folder"]
 
 
-class NoCache(OSError):
+class NoCache(OSError):  # noqa: N818  # named for what is the matter, as the public errors are
     """There is no folder to keep things in; the message says why."""
 
 

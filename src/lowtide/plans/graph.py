@@ -40,6 +40,10 @@ RETURN = "return"
 
 FORMAT_VERSION = 1
 MOST_BITS = 60
+
+MOST_SECONDS = 1e18
+"""Of a step: longer than the universe is old, and far from where sums of runs are no finite numbers."""
+
 FIELDS = ("device", "prices", "fixed", "boundary", "plain_in_place", "values", "ops")
 
 ValueKind = Literal[
@@ -374,9 +378,19 @@ def _check_takes(op: Op, where: str, values: dict[str, Value]) -> None:
 
 
 def _check_returned(graph: Graph) -> None:
-    """Refuse to write in the place of what was returned: the caller may hold it against all expectation."""
-    returned = set(graph.returning.reads) if graph.returning is not None else set()
+    """Refuse to write in the place of what was returned: the caller may hold it against all expectation.
+
+    Nothing of the forward may come after the return either.
+    """
+    returning = graph.returning
+    returned, late = (set(returning.reads), set(returning.writes)) if returning else (set(), set())
     for index, op in enumerate(graph.ops):
+        if op.phase == "forward" and (read := late.intersection(op.reads)):
+            raise FormatError(
+                f"ops[{index}] ({op.name}).reads: {min(read)!r} is written when the step returns"
+            )
+        if op.returns and returning is not op:
+            raise FormatError(f"ops[{index}] ({op.name}).target: the step returns after another op already")
         if taken := returned.intersection(op.takes):
             raise FormatError(f"ops[{index}] ({op.name}).takes: {min(taken)!r} is returned to the caller")
 
@@ -400,9 +414,12 @@ def _check_updates(graph: Graph) -> None:
 
 
 def _check_total(graph: Graph) -> None:
-    """Refuse bytes that do not add up in 64 bits, which solvers count in."""
+    """Refuse bytes that do not add up in 64 bits, which solvers count in, and seconds without an end."""
     if graph.all_bytes.bit_length() > MOST_BITS:
         raise FormatError(f"values and ops: their bytes add up to 2^{MOST_BITS} or more, which no device has")
+    seconds = sum(op.seconds for op in graph.ops)
+    if seconds > MOST_SECONDS:
+        raise FormatError(f"ops: their seconds add up to {seconds:.3g}, and no step takes {MOST_SECONDS:g}")
 
 
 def _check_phases(graph: Graph) -> None:

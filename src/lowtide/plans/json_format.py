@@ -10,12 +10,15 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, TypeVar
 
 from ..errors import FormatError
 from ..plain_text import plain
 
 T = TypeVar("T")
+
+MOST_BITS = 63
 
 _CHECKS: dict[str, tuple[tuple[type, ...], str]] = {
     "str": ((str,), "text"),
@@ -113,7 +116,7 @@ def read_record(record: type[T], item: Any, where: str, *, needed: tuple[str, ..
     """One flat dataclass from a dict, every field checked against its annotation."""
     if not isinstance(item, dict):
         raise FormatError(f"{where}: expected an object, found {say(item)}")
-    fields = {field.name: str(field.type) for field in dataclasses.fields(record)}  # type: ignore[arg-type]
+    fields = _fields(record)
     for name in item:
         if name not in fields:
             raise FormatError(f"{where}.{_cut(name)}: unknown field; known are {', '.join(fields)}")
@@ -121,6 +124,12 @@ def read_record(record: type[T], item: Any, where: str, *, needed: tuple[str, ..
         if name not in item:
             raise FormatError(f"{where}.{name}: missing")
     return record(**{name: _read_field(item[name], fields[name], f"{where}.{name}") for name in item})
+
+
+@cache
+def _fields(record: type) -> dict[str, str]:
+    """The fields of a dataclass with their annotations; a graph asks once for each of its ops."""
+    return {field.name: str(field.type) for field in dataclasses.fields(record)}
 
 
 def _read_field(value: Any, annotation: str, where: str) -> Any:
@@ -167,10 +176,12 @@ def read_texts(data: dict[str, Any], name: str) -> tuple[str, ...]:
 
 
 def read_count(data: dict[str, Any], name: str, default: int | None = None) -> int:
-    """A whole number >= 0."""
+    """A whole number >= 0, of 63 bits at most: what is larger is no number of bytes, and fits no float."""
     value = data.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise FormatError(f'field "{_cut(name)}": expected a whole number >= 0, found {say(value)}')
+    if value.bit_length() > MOST_BITS:
+        raise FormatError(f'field "{_cut(name)}": {say(value)} is 2^{MOST_BITS} or more, which no device has')
     return value
 
 

@@ -110,7 +110,12 @@ def without_waste(
 def updates_after_reads(
     graph: Graph, forward: Sequence[str], backward: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """The order with each update right after the last run that reads what it changes, if that comes later."""
+    """The order with each update right after the last run that reads what it changes, if that comes later.
+
+    The op after which the step returns is the last of the forward, whatever else waits there.
+    """
+    if graph.returning is not None and forward and forward[-1] != graph.returning.name:
+        forward = [name for name in forward if name != graph.returning.name] + [graph.returning.name]
     runs, split = [*forward, *backward], len(forward)
     if not graph.updaters:
         return runs[:split], runs[split:]

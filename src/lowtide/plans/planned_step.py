@@ -193,16 +193,16 @@ class Plan:
                 'field "timeline": it is not what the schedule does '
                 f"(peak {claimed.peak} claimed, {timeline.peak} simulated)"
             )
-        bound, budget, compiled = (data.get(name) for name in ("bound", "budget", "compiled"))
+        budget = data.get("budget")
         return cls(
             graph=graph,
             schedule=schedule,
             timeline=timeline,
             method=json_format.read_text(data, "method", "unknown"),
             budget=None if budget is None else json_format.read_count(data, "budget"),
-            bound=None if bound is None else json_format.read_number(data, "bound"),
+            bound=_bound(data, timeline),
             notes=json_format.read_texts(data, "notes"),
-            compiled=None if compiled is None else json_format.read_count(data, "compiled"),
+            compiled=_compiled(data, graph),
             sketched=_names(data, "sketched"),
             trimmed=_names(data, "trimmed"),
             split=_chunks(data),
@@ -237,6 +237,29 @@ def make_plan(
 ) -> Plan:
     """The plan of a schedule, judged by the simulator."""
     return Plan(graph, schedule, simulate(graph, schedule), method, budget, notes=notes)
+
+
+def _bound(data: Any, timeline: Timeline) -> float | None:
+    """A proven bound, which no schedule can be below: this one neither."""
+    if data.get("bound") is None:
+        return None
+    bound = json_format.read_number(data, "bound")
+    if not 0 <= bound <= timeline.seconds * (1 + 1e-9):
+        raise FormatError(
+            f'field "bound": {bound!r} s cannot be a lower bound: the schedule takes {timeline.seconds!r} s'
+        )
+    return bound
+
+
+def _compiled(data: Any, graph: Graph) -> int | None:
+    """The peak of a compiled step, which cannot be below what is there before it begins."""
+    if data.get("compiled") is None:
+        return None
+    compiled = json_format.read_count(data, "compiled")
+    least = max(graph.fixed_bytes + graph.given_bytes, 1)
+    if compiled < least:
+        raise FormatError(f'field "compiled": {compiled} bytes, but {least} are there before the step begins')
+    return compiled
 
 
 def _names(data: Any, field: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ leaves it, ends the process where it is mapped.
 Method: on first use the C files are compiled with the machine's C compiler into the user's cache folder,
 where nobody else may write (`cache_folder`). A library's name has a hash of the sources and of the kind of
 machine, and one of the file itself: a file that is not what was written is taken away and built anew. Without
-a compiler or a cache folder `library()` is None, and one line says why, unless `LOWTIDE_NATIVE=0` asks for it.
+a compiler or a cache folder `library()` is None, and one line says why (`LOWTIDE_NATIVE=0` asks for it).
 """
 
 from __future__ import annotations
