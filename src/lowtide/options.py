@@ -8,6 +8,7 @@ from typing import Any
 
 from .devices.optimizers import each_optimizer
 from .errors import LowtideError
+from .plans.patience import PLANNING_SECONDS, check_seconds
 from .plans.planned_step import Plan
 from .solve import find_method
 from .units import Budget, parse_budget
@@ -49,6 +50,7 @@ class Options:
       of the chunks. Gradients are then equal to rounding; without it they are bitwise the same.
     - `plan`: a plan to follow instead of making one. It must keep to the budget, or without one to its own.
     - `max_plans`: how many shapes to keep plans for.
+    - `planning_seconds`: how long the search for one plan may take; the best until then is taken.
 
     >>> import lowtide, torch
     >>> model = lowtide.cap(torch.nn.Linear(4, 4), "1MiB", prices="roofline", differentiate="all")
@@ -67,6 +69,7 @@ class Options:
     split: bool | int = False
     plan: Plan | None = None
     max_plans: int = 16
+    planning_seconds: float = PLANNING_SECONDS
 
     @classmethod
     def make(cls, budget: int | str | Budget | None, **choices: Any) -> Options:
@@ -109,6 +112,7 @@ class Options:
             raise LowtideError(f"split={self.split!r} must be True, False, or a number of chunks >= 2")
         if not isinstance(self.max_plans, int) or isinstance(self.max_plans, bool) or self.max_plans < 1:
             raise LowtideError(f"max_plans={self.max_plans!r} must be a whole number >= 1")
+        check_seconds(self.planning_seconds)
         if self.plan is not None and not isinstance(self.plan, Plan):
             raise LowtideError(f"plan= takes a lowtide.Plan, not a {type(self.plan).__name__}")
         if self.plan is not None and self.budget is not None and self.budget.word == "min":

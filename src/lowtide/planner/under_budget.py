@@ -13,6 +13,7 @@ from ..devices.allocator import allocator_overhead
 from ..devices.memory import DeviceMemory
 from ..plans.graph import Graph
 from ..plans.keep_all import keep_all
+from ..plans.patience import PLANNING_SECONDS, planning_for
 from ..plans.planned_step import Plan, make_plan
 from ..plans.simulator import simulate
 from ..solve import find_method
@@ -41,12 +42,27 @@ def plan_graph(
     whole: int | None = None,
     headroom: int = 0,
     notes: tuple[str, ...] = (),
+    planning_seconds: float = PLANNING_SECONDS,
 ) -> Plan:
     """The plan of a graph under a budget; raises `BudgetTooSmall` where none was found.
 
     `device` is what is known of the device's memory, `whole` the peak that a share is of, where that is not
     this very graph's; `headroom` bytes of the budget are left unused.
+    Where `planning_seconds` are over, the best plan until then is taken.
     """
+    with planning_for(planning_seconds):
+        return _plan_graph(graph, budget, method, device, whole, headroom, notes)
+
+
+def _plan_graph(
+    graph: Graph,
+    budget: int | str | Budget | None,
+    method: str,
+    device: DeviceMemory | None,
+    whole: int | None,
+    headroom: int,
+    notes: tuple[str, ...],
+) -> Plan:
     device = device or DeviceMemory(graph.device)
     graph, blocks = _bare(graph, device), device.blocks
     solve = find_method(method)

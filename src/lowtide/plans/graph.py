@@ -269,9 +269,10 @@ class Graph:
         }
 
     @classmethod
-    def from_dict(cls, data: Any) -> Graph:
+    def from_dict(cls, data: Any, *, most_ops: int = json_format.MOST_OPS) -> Graph:
         """The graph of a plain form; raises `FormatError` naming the field that is wrong."""
         json_format.check_header(data, "graph", FORMAT_VERSION, FIELDS)
+        json_format.check_ops(data, most_ops)
         return cls(
             ops=tuple(json_format.read_list(Op, data, "ops", needed=("name", "reads", "writes"))),
             values=tuple(json_format.read_list(Value, data, "values", needed=("name", "bytes"))),
@@ -287,9 +288,9 @@ class Graph:
         return json_format.dump(self.to_dict())
 
     @classmethod
-    def from_json(cls, text: str) -> Graph:
+    def from_json(cls, text: str, *, most_ops: int = json_format.MOST_OPS) -> Graph:
         """The graph of a JSON text; nothing in it is executed."""
-        return cls.from_dict(json_format.parse(text, "graph"))
+        return cls.from_dict(json_format.parse(text, "graph"), most_ops=most_ops)
 
 
 def _union(sets: Iterable[int]) -> int:

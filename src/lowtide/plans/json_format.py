@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import FormatError
@@ -19,6 +21,10 @@ from ..plain_text import plain
 T = TypeVar("T")
 
 MOST_BITS = 63
+
+MOST_FILE_BYTES, MOST_OPS = 1 << 28, 200_000
+"""Of a file that is read, by default. Chosen: ten times what the largest step that was captured has; that
+many ops are read in some seconds."""
 
 _CHECKS: dict[str, tuple[tuple[type, ...], str]] = {
     "str": ((str,), "text"),
@@ -54,6 +60,32 @@ def decode(data: bytes, noun: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise FormatError(f"not a {noun} file: it is not UTF-8 text") from None
+
+
+def read_bytes(path: Path | str, noun: str, most_bytes: int) -> bytes:
+    """What is in a file, or with "-" in standard input, unless that is more than it may be."""
+    stream = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
+    try:
+        data = stream.read(most_bytes + 1)
+    finally:
+        if path != "-":
+            stream.close()
+    if len(data) > most_bytes:
+        raise FormatError(
+            f"not read: a {noun} file may have most_bytes={most_bytes}, and it has more; take more "
+            "(--most-bytes on the command line) if you know where it comes from"
+        )
+    return data
+
+
+def check_ops(data: Any, most_ops: int) -> None:
+    """Refuse a graph of more ops than may be read, before any of them is looked at."""
+    count = len(data["ops"]) if isinstance(data, dict) and isinstance(data.get("ops"), list) else 0
+    if count > most_ops:
+        raise FormatError(
+            f'field "ops": a graph may have most_ops={most_ops}, and it has {count}; take more '
+            "(--most-ops on the command line), and time to plan it"
+        )
 
 
 def parse(text: str, noun: str) -> Any:
@@ -116,7 +148,7 @@ def read_record(record: type[T], item: Any, where: str, *, needed: tuple[str, ..
     """One flat dataclass from a dict, every field checked against its annotation."""
     if not isinstance(item, dict):
         raise FormatError(f"{where}: expected an object, found {say(item)}")
-    fields = _fields(record)
+    fields = _fields(record)  # type: ignore[arg-type]  # a class is hashable
     for name in item:
         if name not in fields:
             raise FormatError(f"{where}.{_cut(name)}: unknown field; known are {', '.join(fields)}")

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from .graph import Graph, Op
+from .patience import check_time
 from .schedule import Drop, Run, Schedule, Step
 
 __all__ = ["first_order", "just_in_time", "updates_after_reads", "with_drops", "without_waste"]
@@ -137,6 +138,7 @@ def updates_after_reads(
 
 def with_drops(graph: Graph, forward: Sequence[str], backward: Sequence[str]) -> Schedule:
     """The schedule of an order of runs, with each value dropped right after its last use."""
+    check_time()
     forward, backward = updates_after_reads(graph, forward, backward)
     runs = [*forward, *backward]
     dying: list[list[str]] = [[] for _ in runs]

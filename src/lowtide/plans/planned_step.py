@@ -178,10 +178,10 @@ class Plan:
         }
 
     @classmethod
-    def from_dict(cls, data: Any) -> Plan:
+    def from_dict(cls, data: Any, *, most_ops: int = json_format.MOST_OPS) -> Plan:
         """The plan of a plain form. The schedule is judged again: a file cannot claim another peak."""
         json_format.check_header(data, "plan", FORMAT_VERSION, FIELDS)
-        graph = Graph.from_dict(data.get("graph"))
+        graph = Graph.from_dict(data.get("graph"), most_ops=most_ops)
         schedule = Schedule.from_dict(data.get("schedule"))
         claimed = Timeline.from_dict(data.get("timeline"))
         try:
@@ -213,18 +213,25 @@ class Plan:
         return json_format.dump(self.to_dict())
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str, *, most_ops: int = json_format.MOST_OPS) -> Plan:
         """The plan of a JSON text; nothing in it is executed."""
-        return cls.from_dict(json_format.parse(text, "plan"))
+        return cls.from_dict(json_format.parse(text, "plan"), most_ops=most_ops)
 
     def save(self, path: str | Path) -> Path:
         """Write the plan as JSON and return its path."""
         return _write(Path(path), self.to_json())
 
     @classmethod
-    def load(cls, path: str | Path) -> Plan:
-        """Read a plan that `save` wrote."""
-        return cls.from_json(json_format.decode(Path(path).read_bytes(), "plan"))
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        most_bytes: int = json_format.MOST_FILE_BYTES,
+        most_ops: int = json_format.MOST_OPS,
+    ) -> Plan:
+        """Read a plan that `save` wrote, unless it is larger than it may be."""
+        data = json_format.read_bytes(Path(path), "plan", most_bytes)
+        return cls.from_json(json_format.decode(data, "plan"), most_ops=most_ops)
 
 
 def make_plan(

@@ -164,6 +164,7 @@ def _bind(loaded: ctypes.CDLL) -> ctypes.CDLL:
         ("tape", tape, ctypes.c_void_p, ctypes.c_void_p, count),
         ("copy", tape, tape),
         ("free", None, tape),
+        ("until", None, tape, number),
         ("peak", size, tape),
         ("seconds", number, tape),
         ("order", count, tape, ctypes.c_void_p),

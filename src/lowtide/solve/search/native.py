@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -102,9 +103,16 @@ def judge(facts: Facts, order: Sequence[int]) -> tuple[int, float]:
 
 
 class NativeTape:
-    """A tape in C; see `tape.Tape`."""
+    """A tape in C; see `tape.Tape`. Descents and clean-ups give up at the moment `until`."""
 
-    def __init__(self, facts: Facts, order: Sequence[int] | None, *, handle: int | None = None) -> None:
+    def __init__(
+        self,
+        facts: Facts,
+        order: Sequence[int] | None,
+        *,
+        handle: int | None = None,
+        until: float = inf,
+    ) -> None:
         found = library()
         assert found is not None, "there is no compiled search"
         self.facts, self.library = facts, found
@@ -114,6 +122,7 @@ class NativeTape:
             runs = np.array(order, dtype=np.int32)
             made = found.lowtide_tape(ctypes.byref(facts.native.struct), runs.ctypes.data, len(runs))
             self.handle = _there(made)
+            found.lowtide_until(self.handle, until)
 
     def __del__(self) -> None:
         if (handle := getattr(self, "handle", None)) is not None:

@@ -290,6 +290,7 @@ static void drain(Descent *d) {
     Tape *t = d->tape;
     Move ways[POLICIES];
     while (d->entries && t->edits < d->limit) {
+        if (tape_is_late(t)) d->limit = t->edits;
         Entry entry = pop(d);
         i32 count = find_ways(d, entry.value, entry.after, ways), longest = 0;
         for (i32 i = 0; i < count; i++) longest = ways[i].count > longest ? ways[i].count : longest;
@@ -373,6 +374,7 @@ static void prune(Tape *t, i64 budget, i64 limit) {
                 again[count++] = (Again){f->seconds[op], t->runs[op].at[i]};
         qsort(again, (size_t)count, sizeof(Again), dearest);
         for (i32 i = 0; i < count && t->edits < last; i++) {
+            if (tape_is_late(t)) last = t->edits;
             i32 op = t->at[again[i].slot];
             if (t->runs[op].at[0] == again[i].slot && !tape_vain(t, op)) continue;
             double seconds = t->seconds;
@@ -493,7 +495,7 @@ static void anneal(Tape *t, i64 budget, i64 steps, double price, double hot, dou
         if (t->at[s] >= 0) best[count++] = t->at[s];
     i64 excess = profile_excess(&t->mem, 0, t->length, budget, INT64_MAX);
     double least = excess ? HUGE_VAL : t->seconds, seconds = t->seconds;
-    for (i64 step = 0; step < steps; step++) {
+    for (i64 step = 0; step < steps && !tape_is_late(t); step++) {
         a.edits = 0;
         if (draw(&a) < 0.5) take_out(&a);
         else close_gap(&a);
@@ -536,7 +538,7 @@ static int tape_begin(Tape *t, const i32 *order, i32 count) {
 
 static int tape_follow(Tape *t, const Tape *from) {
     if (setjmp(t->pool.back)) return NO_MEMORY;
-    t->facts = from->facts, t->seconds = from->seconds, t->edits = from->edits;
+    t->facts = from->facts, t->seconds = from->seconds, t->edits = from->edits, t->until = from->until;
     t->length = from->length, t->low = from->low, t->high = from->high;
     size_t length = (size_t)from->mem.length;
     profile_copy(&t->pool, &t->mem, &from->mem);
@@ -552,6 +554,7 @@ static Tape *tape_new(void) {
     if (!t) return NULL;
     memset(t, 0, sizeof(Tape));
     pool_open(&t->pool);
+    t->until = HUGE_VAL;
     return t;
 }
 
@@ -576,6 +579,8 @@ Tape *lowtide_copy(const Tape *from) {
     lowtide_free(t);
     return NULL;
 }
+
+void lowtide_until(Tape *t, double until) { t->until = until; }
 
 i64 lowtide_edits(const Tape *t) { return t->edits; }
 

@@ -2,6 +2,9 @@
 #ifndef LOWTIDE_TAPE_H
 #define LOWTIDE_TAPE_H
 
+#include <math.h>
+#include <time.h>
+
 #include "profile.h"
 
 #define SPACING 32 /* slots: four times `tape.py`, since empty ones cost nothing here and laying out anew does */
@@ -29,7 +32,17 @@ typedef struct {
     Slots *events, *runs; /* of each value, of each op */
     double seconds;
     i64 edits; /* how many there were so far: a measure of time that does not depend on the machine */
+    double until; /* the moment at which planning has to end, whatever the edits */
+    i32 turns;
 } Tape;
+
+/* Whether it is too late; the clock is asked at one turn in 64. */
+static int tape_is_late(Tape *t) {
+    struct timespec now;
+    if (++t->turns % 64 || t->until == HUGE_VAL) return 0;
+    timespec_get(&now, TIME_UTC);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec > t->until;
+}
 
 static i32 slots_find(const Slots *s, i32 slot) {
     i32 low = 0, high = s->count;
