@@ -131,7 +131,7 @@ def is_convolution(node: fx.Node) -> bool:
 def _price(known: PriceList, node: fx.Node, device: torch.device, *, channels_last: bool) -> Price:
     """The price of an op, remembered; not where there was no memory to run it, for there may be next time."""
     key = signature(node) + (" channels last" if channels_last else "")
-    if key in known.read and not may_hold(known[key].outputs, node.meta["val"]):
+    if key in known.read and not may_hold(known[key].outputs, node.meta.get("val")):
         known.distrust(key)
     if key not in known:
         try:
