@@ -128,6 +128,19 @@ def test_a_descent_gives_up_after_so_many_edits():
     assert plain.order() == native.order()
 
 
+@needs_compiler
+def test_a_tape_gives_up_when_its_time_is_over():
+    facts = Facts(transformer(6))
+    base = facts.order(*first_order(facts.graph))
+    free, late = NativeTape(facts, base), NativeTape(facts, base, until=0.0)
+    for tape in (free, late):
+        assert not tape.descend(0, limit=100_000)
+    assert late.edits < free.edits / 2
+    again = late.copy()  # which knows its end
+    again.descend(0, limit=100_000)
+    assert again.edits < free.edits
+
+
 def test_budgets_of_the_plain_twin_hold():
     graph = cnn(3)
     plain, _ = tapes(graph) if library() is not None else (PlainTape(*_base(graph)), None)

@@ -23,8 +23,8 @@ T = TypeVar("T")
 MOST_BITS = 63
 
 MOST_FILE_BYTES, MOST_OPS = 1 << 28, 200_000
-"""Of a file that is read, by default. Chosen: ten times what the largest step that was captured has; that
-many ops are read in some seconds."""
+"""Of a file that is read, by default. Chosen: four times the ops of the largest step in
+benchmarks/plan_times.py; that many are read in some seconds."""
 
 _CHECKS: dict[str, tuple[tuple[type, ...], str]] = {
     "str": ((str,), "text"),

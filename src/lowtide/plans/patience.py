@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 PLANNING_SECONDS = 600.0
-"""By default. Chosen: steps of 10 000 ops are planned in a tenth of it (benchmarks/plan_times.py)."""
+"""By default. Chosen: steps of 50 000 ops are planned in a tenth of it (benchmarks/plan_times.py)."""
 
 _until: ContextVar[tuple[float, float]] = ContextVar("until", default=(inf, inf))
 
