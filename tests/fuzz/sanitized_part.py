@@ -82,6 +82,7 @@ def _search(first: int) -> None:
 
     coarse.EXACT_BITS = int(os.environ.get("LOWTIDE_FUZZ_EXACT_BITS", coarse.EXACT_BITS))
     build.FLAGS += FLAGS
+    build.PATIENCE = 600.0  # the machine may be busy
     assert build.library() is not None, "the search could not be built with its sanitizers"
     with short_search():
         for seed in range(first, first + GRAPHS):
