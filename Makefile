@@ -11,8 +11,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # What needs neither a compiler nor a browser nor a GPU nor patience.
 QUICK := not slow and not inductor and not browser and not gpu
 LOAD ?= 4
+MINUTES ?= 10
 
-.PHONY: demo test quick steady coverage check docs format clean
+.PHONY: demo test quick steady fuzz coverage check docs format clean
 
 demo: $(STAMP)
 	$(BIN)/lowtide demo
@@ -30,6 +31,10 @@ quick: $(STAMP)
 # Ten runs in a row must be green while $(LOAD) other processes keep the machine busy.
 steady: $(STAMP)
 	$(TEST_ENV) sh tests/ten_times.sh $(LOAD) $(BIN)/python -m pytest -n 2 --dist worksteal -q -m "$(QUICK)"
+
+# Random modules, graphs and files, and the compiled search under its sanitizers. The seed is printed; SEED=... takes one.
+fuzz: $(STAMP)
+	$(TEST_ENV) PYTHONPATH=tests $(BIN)/python -m fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -32,7 +32,7 @@ from lowtide.report.residency import Residency, keeping_everything
 from lowtide.report.svg import HEIGHT, LEFT, RIGHT, WIDTH, Frame, chart, shades
 from lowtide.solve import METHODS
 from lowtide.solve.bound import lower_bound
-from lowtide.solve.search.native import library
+from lowtide.solve.search.build import library
 from lowtide.units import format_bytes
 from sketch_picture import draw as sketch
 from synthetic import MIB, Tape

@@ -211,7 +211,7 @@ def eager_seconds(name: str, device: str) -> float:
 def measured(name: str, device: str, prices: str) -> list[dict[str, Any]]:
     """A row for the first cap of a process, and one for the second."""
     import lowtide
-    from lowtide.solve.search.native import library
+    from lowtide.solve.search.build import library
 
     logging.getLogger("lowtide").setLevel(logging.ERROR)
     if device == "cpu":

@@ -16,8 +16,10 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import browsers
+from lowtide.solve.search import build
 
 torch.set_num_threads(1)
+build.PATIENCE = 600.0  # a compiler on a busy machine is late, and does not hang
 
 # A busy machine is no fault of the code: nothing here is judged by the time it takes.
 SLOWNESS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]

@@ -19,7 +19,14 @@ from lowtide import public
 ROOT = Path(lowtide.__file__).parent
 MODULES = ["lowtide", *(found.name for found in pkgutil.walk_packages(lowtide.__path__, "lowtide."))]
 PUBLIC = [getattr(lowtide, name) for name in lowtide.__all__]
-WITHOUT_TORCH = ["units.py", "errors.py", "cache_folder.py", "console/progress.py"]
+WITHOUT_TORCH = [
+    "units.py",
+    "errors.py",
+    "cache_folder.py",
+    "whole_files.py",
+    "plain_text.py",
+    "console/progress.py",
+]
 WITHOUT_TORCH += ["planner/frontiers.py", "planner/too_small.py"]
 ROOMS_WITHOUT_TORCH = ["plans", "report", "solve"]
 

@@ -9,6 +9,7 @@ from typing import Any
 from .arguments import flag, kind_of, one_of, whole
 from .devices.optimizers import each_optimizer
 from .errors import BudgetError, LowtideError
+from .plans.patience import PLANNING_SECONDS, check_seconds
 from .plans.planned_step import Plan
 from .solve import find_method
 from .units import Budget, parse_budget
@@ -50,6 +51,7 @@ class Options:
       of the chunks. Gradients are then equal to rounding; without it they are bitwise the same.
     - `plan`: a plan to follow instead of making one. It must keep to the budget, or without one to its own.
     - `max_plans`: how many shapes to keep plans for.
+    - `planning_seconds`: how long the search for one plan may take; the best until then is taken.
 
     >>> import lowtide, torch
     >>> model = lowtide.cap(torch.nn.Linear(4, 4), "1MiB", prices="roofline", differentiate="all")
@@ -68,6 +70,7 @@ class Options:
     split: bool | int = False
     plan: Plan | None = None
     max_plans: int = 16
+    planning_seconds: float = PLANNING_SECONDS
 
     @classmethod
     def make(cls, budget: int | str | Budget | None, **choices: Any) -> Options:
@@ -110,6 +113,7 @@ class Options:
         if not isinstance(self.split, int) or (not isinstance(self.split, bool) and self.split < 2):
             raise LowtideError(f"split={self.split!r} must be True, False, or a number of chunks >= 2")
         whole("max_plans", self.max_plans)
+        check_seconds(self.planning_seconds)
         if self.plan is not None:
             kind_of("plan=", self.plan, Plan, "a lowtide.Plan")
         if self.plan is not None and self.budget is not None and self.budget.word == "min":

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from dataclasses import replace
 from html import escape
@@ -401,10 +403,24 @@ def read(html: str) -> Checker:
 
 
 @pytest.mark.parametrize("plan", PLANS)
+def test_the_policy_of_the_page_allows_its_own_script_and_style_alone(plan: Plan) -> None:
+    html = page(plan)
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
+    for tag in ("script", "style"):
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert rules[f"{tag}-src"] == f"'sha256-{digest}'"
+    # A policy of hashes does not allow what stands in an attribute.
+    assert not re.search(r"<[^>]*\s(style|on\w+)=", html.partition("<main>")[2].partition("<script")[0])
+
+
+@pytest.mark.parametrize("plan", PLANS)
 def test_page_is_well_formed_and_self_contained(plan: Plan) -> None:
     html = page(plan)
     checker = read(html)
-    assert "http" not in html
+    assert html.count("http") == html.count('<meta http-equiv="Content-Security-Policy"') == 1
     assert not re.search(r"url\(|@import|\bsrc=|\bhref=", html)
     assert [tag for tag, _ in checker.seen].count("script") == 2
     assert html.encode("utf-8")
@@ -477,7 +493,7 @@ def test_sparkline() -> None:
 def test_short_text_is_bounded_and_can_be_written() -> None:
     assert short("a" * 90) == "a" * 90
     assert len(short("a" * 91)) == 90
-    assert short("\ud800") == "?"
+    assert short("\ud800") == r"\ud800"
 
 
 @pytest.mark.slow

@@ -349,3 +349,15 @@ def test_any_size_opens_and_answers_with_as_few_elements(show: Open, ops: int) -
     assert len(column(opened, "Where")) > 0
     if ops:
         assert f"at step {len(keep_all(graph).steps) - 1} " in opened.locator("#readout").inner_text()
+
+
+def test_a_browser_does_not_run_what_the_page_did_not_come_with(browser: Any, tmp_path: Path) -> None:
+    """As if a name had become markup: the policy stops it, in an attribute and in a script."""
+    html = page(keeping(chain(4)))
+    planted = '<img src="x:" onerror="window.planted = 1"><script>window.planted = 2</script>'
+    (tmp_path / "page.html").write_text(html.replace("<main>", f"<main>{planted}", 1), encoding="utf-8")
+    opened = browser.new_context().new_page()
+    opened.set_default_timeout(PATIENCE)
+    opened.goto((tmp_path / "page.html").as_uri())
+    opened.wait_for_selector("html[data-ready]", state="attached")
+    assert opened.evaluate("window.planted") is None

@@ -1,6 +1,5 @@
 """The compiled search does what its Python twins do, and there is a plan without a compiler too."""
 
-import sys
 from random import Random
 
 import pytest
@@ -12,10 +11,8 @@ from lowtide.plans.graph import Graph, Op, Value
 from lowtide.plans.keep_all import keep_all
 from lowtide.plans.order import first_order
 from lowtide.plans.simulator import simulate
-from lowtide.solve import auto
-from lowtide.solve.search import native as native_module
 from lowtide.solve.search.greedy import PlainTape
-from lowtide.solve.search.native import NativeTape, _name, build_ahead, library
+from lowtide.solve.search.native import NativeTape, library
 from lowtide.solve.search.tape import Facts
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="there is no C compiler here")
@@ -27,39 +24,6 @@ def tapes(graph):
     facts = Facts(graph)
     base = facts.order(*first_order(graph))
     return PlainTape(facts, base), NativeTape(facts, base)
-
-
-def test_a_cache_may_serve_several_kinds_of_machine(monkeypatch):
-    here = _name()
-    assert _name() == here
-    monkeypatch.setattr("platform.machine", lambda: "another")
-    assert _name() != here
-
-
-def test_it_is_built_ahead_once_and_not_where_it_is_there(monkeypatch, tmp_path):
-    built = []
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    monkeypatch.setattr(native_module, "_builders", [])
-    monkeypatch.setattr(native_module, "_build", lambda: built.append(1))
-    (tmp_path / _name()).touch()
-    build_ahead()
-    assert not native_module._builders
-    (tmp_path / _name()).unlink()
-    for _ in range(2):
-        build_ahead()
-    native_module._builders[0].join()
-    assert built == [1]
-
-
-def test_a_build_ahead_that_fails_is_left_to_the_search(monkeypatch, tmp_path):
-    def no_compiler():
-        raise OSError("there is no C compiler")
-
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    monkeypatch.setattr(native_module, "_builders", [])
-    monkeypatch.setattr(native_module, "_build", no_compiler)
-    build_ahead()
-    native_module._builders[0].join()
 
 
 # The same graphs every time: the two space their slots differently, so a slot that a run has left is used
@@ -164,39 +128,17 @@ def test_a_descent_gives_up_after_so_many_edits():
     assert plain.order() == native.order()
 
 
-@pytest.fixture
-def fresh_library(tmp_path, monkeypatch):
-    """A cache folder with nothing in it, and nothing remembered from before or for later."""
-    monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path))
-    monkeypatch.setattr(sys.modules["lowtide.solve.auto"], "_remembered", {})
-    library.cache_clear()
-    yield tmp_path
-    library.cache_clear()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("settings_", [{"LOWTIDE_NATIVE": "0"}, {"PATH": "", "CC": "none"}])
-def test_there_is_a_plan_without_a_compiler(fresh_library, monkeypatch, settings_):
-    for name, value in settings_.items():
-        monkeypatch.setenv(name, value)
-    graph = transformer(2)
-    budget = simulate(graph, keep_all(graph)).peak * 2 // 3
-    assert library() is None
-    assert simulate(graph, auto(graph, budget)).peak <= budget
-    assert not [*fresh_library.iterdir()]
-
-
-@pytest.mark.slow
 @needs_compiler
-def test_it_is_built_once_and_whole(fresh_library):
-    assert library() is not None
-    (built,) = fresh_library.iterdir()
-    assert built.suffix == ".so"
-    first = built.stat()
-    library.cache_clear()
-    assert library() is not None
-    assert [*fresh_library.iterdir()] == [built]
-    assert (built.stat().st_ino, built.stat().st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
+def test_a_tape_gives_up_when_its_time_is_over():
+    facts = Facts(transformer(6))
+    base = facts.order(*first_order(facts.graph))
+    free, late = NativeTape(facts, base), NativeTape(facts, base, until=0.0)
+    for tape in (free, late):
+        assert not tape.descend(0, limit=100_000)
+    assert late.edits < free.edits / 2
+    again = late.copy()  # which knows its end
+    again.descend(0, limit=100_000)
+    assert again.edits < free.edits
 
 
 def test_budgets_of_the_plain_twin_hold():

@@ -6,6 +6,7 @@ a contiguous result whatever the strides of its input, where the fake one keeps 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from .._torch import private
 from .fx_nodes import storage_of
 
-__all__ = ["Output", "Outputs", "as_foretold", "items_of", "lazily", "lazy", "outputs_of", "same"]
+__all__ = ["Output", "Outputs", "as_foretold", "items_of", "lazily", "lazy", "may_hold", "outputs_of", "same"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,12 @@ class Output:
         """The bytes that the op itself allocates for it."""
         return self.bytes if self.shares is None else 0
 
+
+ELSEWHERE = 64
+"""Bytes of an output that may lie on the host, as seeds do, and then count for none."""
+
+MOST_PADDING, MOST_ADDED = 64, 1 << 20
+"""By how much storage may exceed what an output needs of it. Chosen, far above what kernels do."""
 
 Outputs = tuple[Output | None, ...]
 """One for each output of an op; None for what is not a tensor."""
@@ -95,6 +102,27 @@ def same(real: Output | None, fake: Output | None, shape: Sequence[int]) -> bool
     steps = zip(real.stride, fake.stride, shape, strict=True)
     strided = all(left == right for left, right, size in steps if size > 1)
     return (0 in shape or (strided and real.offset == fake.offset)) and _kept(real) == _kept(fake)
+
+
+def may_hold(real: Outputs | None, fake: Any) -> bool:
+    """Whether storages of these bytes can be those of an op's outputs, by the shapes of its fake tensors.
+
+    What was measured may be read from a file, and no file may make a tensor smaller than it is.
+    """
+    return real is None or all(map(_holds, real, items_of(fake)))
+
+
+def _holds(output: Output | None, fake: Any) -> bool:
+    # Of a kernel's own scratch space tracing knows no shape.
+    if output is None or not isinstance(fake, torch.Tensor) or len(output.stride) != fake.ndim:
+        return True
+    if output.shares is not None or fake.numel() == 0:
+        return True
+    apart = math.prod(size for size, step in zip(fake.shape, fake.stride(), strict=True) if step)
+    steps = zip(fake.shape, output.stride, strict=True)
+    reach = output.offset + 1 + sum((size - 1) * step for size, step in steps)
+    least = max(apart, reach) * fake.element_size()
+    return least <= max(output.bytes, ELSEWHERE) and output.bytes <= MOST_PADDING * least + MOST_ADDED
 
 
 def _kept(output: Output) -> tuple[object, ...]:

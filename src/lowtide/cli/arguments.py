@@ -14,6 +14,8 @@ from typing import NoReturn
 from .. import __version__
 from ..devices.table import find_device
 from ..errors import LowtideError
+from ..plans.json_format import MOST_FILE_BYTES, MOST_OPS
+from ..plans.patience import PLANNING_SECONDS, check_seconds
 from ..units import parse_budget
 
 __all__ = ["EXECUTORS", "METHODS", "VERBS", "parse"]
@@ -109,6 +111,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     _add_of_a_step(parser)
     _add_split(parser)
     _add_output(parser, "plan")
+    _add_bounds(parser)
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
@@ -117,6 +120,7 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--methods", help="(default: all)")
     _add_of_a_step(parser)
     _add_json(parser)
+    _add_bounds(parser)
 
 
 def _add_frontier(parser: argparse.ArgumentParser) -> None:
@@ -125,6 +129,7 @@ def _add_frontier(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--points", type=_points, metavar="N", help=points)
     _add_of_a_step(parser)
     _add_output(parser, "frontier")
+    _add_bounds(parser)
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
@@ -135,6 +140,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     _add_budget(parser, required=False)
     _add_method(parser)
     _add_of_a_step(parser)
+    _add_bounds(parser)
 
 
 def _add_verify(parser: argparse.ArgumentParser) -> None:
@@ -168,6 +174,16 @@ def _add_batch(parser: argparse.ArgumentParser) -> None:
 def _add_source(parser: argparse.ArgumentParser) -> None:
     source = "a graph file, - (standard input) or FILE.py:FUNCTION"
     parser.add_argument("source", metavar="SOURCE", help=source)
+
+
+def _add_bounds(parser: argparse.ArgumentParser) -> None:
+    """Bounds that few will meet: the help stays on one screen, and the errors and the docs name them."""
+    for name, kind, default in (
+        ("--most-bytes", _bytes, MOST_FILE_BYTES),
+        ("--most-ops", _count, MOST_OPS),
+        ("--planning-seconds", _seconds, PLANNING_SECONDS),
+    ):
+        parser.add_argument(name, type=kind, default=default, help=argparse.SUPPRESS)
 
 
 def _add_budget(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -239,6 +255,20 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
     return int(text)
+
+
+def _bytes(text: str) -> int:
+    size = parse_budget(text).bytes
+    if size is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size, as 1GiB")
+    return size
+
+
+def _seconds(text: str) -> float:
+    try:
+        return check_seconds(float(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds") from None
 
 
 def _chunks(text: str) -> int:

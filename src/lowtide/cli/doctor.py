@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..cache_folder import cache_folder
+from ..cache_folder import NoCache, cache_folder, private_folder
 from ..plans import json_format
 from ..units import format_bytes
 
@@ -173,8 +173,12 @@ def _native_search() -> Check:
         return Check("native search", "missing", "switched off by LOWTIDE_NATIVE=0: plans are searched less")
     if library() is not None:
         return Check("native search", "ok", "compiled, in the cache")
+    try:
+        private_folder()
+    except NoCache as error:
+        return Check("native search", "missing", f"there is no cache folder ({error}): searched less")
     if _first(shutil.which, os.environ.get("CC", "cc"), "gcc", "clang"):
-        return Check("native search", "missing", "the C compiler or the cache folder fails: searched less")
+        return Check("native search", "missing", "the C compiler fails: searched less")
     return _lacks("native search", "more search in the same time", "a C compiler, as gcc")
 
 
@@ -208,7 +212,8 @@ def _first(find: Callable[[str], str | None], *names: str) -> str | None:
 
 
 def _caches() -> Iterator[Folder]:
-    yield _folder(cache_folder(), "measured prices of ops, the compiled search")
+    with suppress(NoCache):
+        yield _folder(cache_folder(), "measured prices of ops, the compiled search")
     try:
         from .._torch import private
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import BudgetTooSmall, LowtideError
+from ..plain_text import plain
 from .arguments import parse
 from .verbs import Answer
 
@@ -53,9 +54,9 @@ def _answer(arguments: Sequence[str] | None) -> Answer:
 
 def _tell(error: LowtideError) -> None:
     """One paragraph, and below it, indented, hints and the lines of the user's own code."""
-    print(f"lowtide: error: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"lowtide: error: {plain(' '.join(str(error).split()))}", file=sys.stderr)
     for note in getattr(error, "__notes__", ()):
-        print(note if note.startswith("  ") else f"  {note}", file=sys.stderr)
+        print(plain(note if note.startswith("  ") else f"  {note}", keep="\n"), file=sys.stderr)
 
 
 @contextmanager
@@ -82,7 +83,7 @@ def _print(text: str) -> None:
         return
     encoding = sys.stdout.encoding or "utf-8"
     try:
-        print(text.rstrip("\n").encode(encoding, "replace").decode(encoding), flush=True)
+        print(plain(text.rstrip("\n"), keep="\n\t").encode(encoding, "replace").decode(encoding), flush=True)
     except OSError as error:
         # What is left in the buffer would be tried again, and complained about, at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

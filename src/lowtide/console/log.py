@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, TextIO
 
+from ..plain_text import plain
 from ..plans.planned_step import Plan
 from ..units import format_bytes
 from .progress import waiting
@@ -41,6 +42,14 @@ class Fallback(logging.StreamHandler[TextIO]):
             super().emit(record)
 
 
+class Plain(logging.Formatter):
+    """Nothing that a line repeats from a file or a model is obeyed by the terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return plain(super().format(record), keep="\n\t")
+
+
 def _heard(name: str) -> bool:
     """Whether a logger's records reach a handler other than ours."""
     logger: logging.Logger | None = logging.getLogger(name)
@@ -54,7 +63,7 @@ def _heard(name: str) -> bool:
 def _add_fallback() -> None:
     handler = Fallback()
     handler.name = NAME
-    handler.setFormatter(logging.Formatter("lowtide: %(message)s"))
+    handler.setFormatter(Plain("lowtide: %(message)s"))
     log.addHandler(handler)
 
 

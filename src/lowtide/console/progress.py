@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
+from ..plain_text import plain
+
 __all__ = ["Bar", "bar", "waiting"]
 
 WIDTH = 30
@@ -50,7 +52,7 @@ class Bar:
         if self.shown and (fresh or now - (self.drawn or 0.0) >= PAUSE):
             self.drawn = now
             share = min(max(share, 0.0), 1.0)
-            self.write(f"[{'=' * int(share * WIDTH):<{WIDTH}}] {share:4.0%}  {self.label}")
+            self.write(f"[{'=' * int(share * WIDTH):<{WIDTH}}] {share:4.0%}  {plain(self.label)}")
 
     def write(self, line: str) -> None:
         """Draw a line in place of the last one."""

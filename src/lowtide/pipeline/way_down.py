@@ -266,6 +266,7 @@ def _plan(priced: Priced, device: DeviceMemory) -> Plan:
         whole=whole,
         headroom=asked.headroom,
         notes=tuple(notes_on(priced.captured.trace, graph, asked)),
+        planning_seconds=asked.options.planning_seconds,
     )
     if asked.compiled:
         made = _without_replay(made)

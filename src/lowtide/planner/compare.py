@@ -18,6 +18,7 @@ from ..errors import BudgetError, LowtideError
 from ..plans import json_format
 from ..plans.graph import Graph
 from ..plans.keep_all import keep_all
+from ..plans.patience import PLANNING_SECONDS, planning_for
 from ..plans.planned_step import Plan, make_plan
 from ..solve import find_method
 from ..units import format_bytes, format_seconds, parse_budget
@@ -91,6 +92,7 @@ def compare(
     *,
     device: DeviceMemory | None = None,
     progress: Callable[[float, str], None] = lambda share, method: None,
+    planning_seconds: float = PLANNING_SECONDS,
 ) -> Comparison:
     """Every method at every budget; a share is of the graph's vanilla peak.
 
@@ -107,7 +109,7 @@ def compare(
         def advance(done: float, index: int = index, method: str = method) -> None:
             progress((index + done) / len(methods), method)
 
-        rows.append(_row(graph, method, list(sizes.values()), advance))
+        rows.append(_row(graph, method, list(sizes.values()), advance, planning_seconds))
     return Comparison(vanilla, sizes, tuple(rows))
 
 
@@ -118,13 +120,16 @@ def _column(text: str, vanilla: int, device: DeviceMemory) -> int:
     return size
 
 
-def _row(graph: Graph, method: str, sizes: list[int], advance: Callable[[float], None]) -> Row:
+def _row(
+    graph: Graph, method: str, sizes: list[int], advance: Callable[[float], None], planning_seconds: float
+) -> Row:
     solve, plans, planning = find_method(method), [], 0.0
     for index, size in enumerate([0, *sizes]):
         advance(index / (len(sizes) + 1))
         start = time.perf_counter()
         try:
-            schedule = solve(graph, size)
+            with planning_for(planning_seconds):
+                schedule = solve(graph, size)
             planning += time.perf_counter() - start
             plans.append(make_plan(graph, schedule, method=method))
         except LowtideError as error:

@@ -22,6 +22,7 @@ from ..errors import FormatError, LowtideError, ScheduleError
 from ..plans import json_format
 from ..plans.graph import Graph
 from ..plans.keep_all import keep_all
+from ..plans.patience import PLANNING_SECONDS, check_seconds, planning_for
 from ..plans.planned_step import Plan, _write, make_plan
 from ..plans.schedule import Schedule
 from ..solve.auto import frontier_schedules
@@ -120,11 +121,11 @@ class Frontier:
         }
 
     @classmethod
-    def from_dict(cls, data: Any) -> Frontier:
+    def from_dict(cls, data: Any, *, most_ops: int = json_format.MOST_OPS) -> Frontier:
         """The frontier of a plain form. Each schedule is judged again: a file cannot claim another peak."""
         json_format.check_header(data, "frontier", FORMAT_VERSION, FIELDS)
-        graph = Graph.from_dict(data.get("graph"))
-        notes = tuple(str(note) for note in json_format.read_items(data, "notes"))
+        graph = Graph.from_dict(data.get("graph"), most_ops=most_ops)
+        notes = json_format.read_texts(data, "notes")
         items = enumerate(json_format.read_items(data, "plans"))
         return cls(tuple(_read(graph, notes, item, f"plans[{index}]") for index, item in items))
 
@@ -133,27 +134,39 @@ class Frontier:
         return json_format.dump(self.to_dict())
 
     @classmethod
-    def from_json(cls, text: str) -> Frontier:
+    def from_json(cls, text: str, *, most_ops: int = json_format.MOST_OPS) -> Frontier:
         """The frontier of a JSON text; nothing in it is executed."""
-        return cls.from_dict(json_format.parse(text, "frontier"))
+        return cls.from_dict(json_format.parse(text, "frontier"), most_ops=most_ops)
 
     def save(self, path: str | Path) -> Path:
         """Write the frontier as JSON and return its path."""
         return _write(Path(path), self.to_json())
 
     @classmethod
-    def load(cls, path: str | Path) -> Frontier:
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        most_bytes: int = json_format.MOST_FILE_BYTES,
+        most_ops: int = json_format.MOST_OPS,
+    ) -> Frontier:
         """Read a frontier that `save` wrote."""
-        return cls.from_json(json_format.decode(Path(path).read_bytes(), "frontier"))
+        data = json_format.read_bytes(Path(path), "frontier", most_bytes)
+        return cls.from_json(json_format.decode(data, "frontier"), most_ops=most_ops)
 
 
 def frontier(
-    graph: Graph | Plan, *, points: int | None = None, progress: Callable[[float], None] | None = None
+    graph: Graph | Plan,
+    *,
+    points: int | None = None,
+    progress: Callable[[float], None] | None = None,
+    planning_seconds: float = PLANNING_SECONDS,
 ) -> Frontier:
     """The frontier of a graph, or of a plan's graph.
 
     `points` thins it to that number of plans, evenly spread by peak; both ends stay. `progress` is called
-    with the share of the search that is done, from 0 to 1.
+    with the share of the search that is done, from 0 to 1. After `planning_seconds` what was found until then
+    is taken.
 
     >>> import lowtide, torch
     >>> model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
@@ -173,7 +186,9 @@ def frontier(
         raise LowtideError(f"frontier takes a Graph or a Plan, not a {type(graph).__name__}")
     kept = keep_all(graph)
     plans = [make_plan(graph, kept, method="keep_all", notes=notes)]
-    for schedule in frontier_schedules(graph, progress):
+    with planning_for(check_seconds(planning_seconds)):
+        schedules = frontier_schedules(graph, progress)
+    for schedule in schedules:
         if schedule != kept:
             plans.append(make_plan(graph, schedule, method="auto", notes=notes))
     found = _undominated(plans)
@@ -224,6 +239,6 @@ def _read(graph: Graph, notes: tuple[str, ...], item: Any, where: str) -> Plan:
         if item[name] != getattr(plan, name):
             raise FormatError(
                 f"{where}.{name}: it is not what the schedule does "
-                f"({item[name]!r} claimed, {getattr(plan, name)!r} simulated)"
+                f"({json_format.say(item[name])} claimed, {getattr(plan, name)!r} simulated)"
             )
     return plan

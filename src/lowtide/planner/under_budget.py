@@ -14,10 +14,11 @@ from ..devices.memory import DeviceMemory
 from ..devices.reserved import loop_peaks
 from ..plans.graph import Graph
 from ..plans.keep_all import keep_all
+from ..plans.patience import PLANNING_SECONDS, planning_for
 from ..plans.planned_step import Plan, make_plan
 from ..plans.simulator import simulate
 from ..solve import find_method
-from ..solve.search.native import build_ahead
+from ..solve.search.build import build_ahead
 from ..units import Budget, format_bytes, parse_budget
 from .budgets import resolve
 from .too_small import too_small
@@ -42,12 +43,27 @@ def plan_graph(
     whole: int | None = None,
     headroom: int = 0,
     notes: tuple[str, ...] = (),
+    planning_seconds: float = PLANNING_SECONDS,
 ) -> Plan:
     """The plan of a graph under a budget; raises `BudgetTooSmall` where none was found.
 
     `device` is what is known of the device's memory, `whole` the peak that a share is of, where that is not
     this very graph's; `headroom` bytes of the budget are left unused.
+    Where `planning_seconds` are over, the best plan until then is taken.
     """
+    with planning_for(planning_seconds):
+        return _plan_graph(graph, budget, method, device, whole, headroom, notes)
+
+
+def _plan_graph(
+    graph: Graph,
+    budget: int | str | Budget | None,
+    method: str,
+    device: DeviceMemory | None,
+    whole: int | None,
+    headroom: int,
+    notes: tuple[str, ...],
+) -> Plan:
     device = device or DeviceMemory(graph.device)
     return with_reserved(_under_budget(graph, budget, method, device, whole, headroom, notes), device)
 

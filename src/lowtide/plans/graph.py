@@ -40,6 +40,10 @@ RETURN = "return"
 
 FORMAT_VERSION = 1
 MOST_BITS = 60
+
+MOST_SECONDS = 1e18
+"""Of a step: longer than the universe is old, and far from where sums of runs are no finite numbers."""
+
 FIELDS = ("device", "prices", "fixed", "boundary", "plain_in_place", "values", "ops")
 
 ValueKind = Literal[
@@ -224,6 +228,12 @@ class Graph:
         return sum(self.fixed.values())
 
     @property
+    def all_bytes(self) -> int:
+        """Bytes of all that there is in the step, as if all of it were there at once."""
+        total = self.fixed_bytes + self.boundary + sum(value.bytes for value in self.values)
+        return total + sum(op.workspace + op.state for op in self.ops)
+
+    @property
     def given_bytes(self) -> int:
         """Bytes of the values that are there before the step: parameters, buffers, inputs."""
         return sum(value.bytes for value in self.values if value.kind in GIVEN_KINDS)
@@ -259,9 +269,10 @@ class Graph:
         }
 
     @classmethod
-    def from_dict(cls, data: Any) -> Graph:
+    def from_dict(cls, data: Any, *, most_ops: int = json_format.MOST_OPS) -> Graph:
         """The graph of a plain form; raises `FormatError` naming the field that is wrong."""
         json_format.check_header(data, "graph", FORMAT_VERSION, FIELDS)
+        json_format.check_ops(data, most_ops)
         return cls(
             ops=tuple(json_format.read_list(Op, data, "ops", needed=("name", "reads", "writes"))),
             values=tuple(json_format.read_list(Value, data, "values", needed=("name", "bytes"))),
@@ -277,9 +288,9 @@ class Graph:
         return json_format.dump(self.to_dict())
 
     @classmethod
-    def from_json(cls, text: str) -> Graph:
+    def from_json(cls, text: str, *, most_ops: int = json_format.MOST_OPS) -> Graph:
         """The graph of a JSON text; nothing in it is executed."""
-        return cls.from_dict(json_format.parse(text, "graph"))
+        return cls.from_dict(json_format.parse(text, "graph"), most_ops=most_ops)
 
 
 def _union(sets: Iterable[int]) -> int:
@@ -368,9 +379,19 @@ def _check_takes(op: Op, where: str, values: dict[str, Value]) -> None:
 
 
 def _check_returned(graph: Graph) -> None:
-    """Refuse to write in the place of what was returned: the caller may hold it against all expectation."""
-    returned = set(graph.returning.reads) if graph.returning is not None else set()
+    """Refuse to write in the place of what was returned: the caller may hold it against all expectation.
+
+    Nothing of the forward may come after the return either.
+    """
+    returning = graph.returning
+    returned, late = (set(returning.reads), set(returning.writes)) if returning else (set(), set())
     for index, op in enumerate(graph.ops):
+        if op.phase == "forward" and (read := late.intersection(op.reads)):
+            raise FormatError(
+                f"ops[{index}] ({op.name}).reads: {min(read)!r} is written when the step returns"
+            )
+        if op.returns and returning is not op:
+            raise FormatError(f"ops[{index}] ({op.name}).target: the step returns after another op already")
         if taken := returned.intersection(op.takes):
             raise FormatError(f"ops[{index}] ({op.name}).takes: {min(taken)!r} is returned to the caller")
 
@@ -394,11 +415,12 @@ def _check_updates(graph: Graph) -> None:
 
 
 def _check_total(graph: Graph) -> None:
-    """Refuse bytes that do not add up in 64 bits, which solvers count in."""
-    total = graph.fixed_bytes + graph.boundary + sum(value.bytes for value in graph.values)
-    total += sum(op.workspace + op.state for op in graph.ops)
-    if total.bit_length() > MOST_BITS:
+    """Refuse bytes that do not add up in 64 bits, which solvers count in, and seconds without an end."""
+    if graph.all_bytes.bit_length() > MOST_BITS:
         raise FormatError(f"values and ops: their bytes add up to 2^{MOST_BITS} or more, which no device has")
+    seconds = sum(op.seconds for op in graph.ops)
+    if seconds > MOST_SECONDS:
+        raise FormatError(f"ops: their seconds add up to {seconds:.3g}, and no step takes {MOST_SECONDS:g}")
 
 
 def _check_phases(graph: Graph) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from .graph import Graph
 from .order import first_order, with_drops
+from .patience import unbounded
 from .schedule import Schedule
 
 __all__ = ["keep_all"]
@@ -19,4 +20,5 @@ __all__ = ["keep_all"]
 
 def keep_all(graph: Graph, budget: int | None = None) -> Schedule:
     """The schedule that runs each op once; the budget is not looked at."""
-    return replace(with_drops(graph, *first_order(graph)), in_place=graph.plain_in_place)
+    with unbounded():  # the plan that there always is
+        return replace(with_drops(graph, *first_order(graph)), in_place=graph.plain_in_place)

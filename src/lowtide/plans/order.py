@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 
 from .graph import Graph, Op
+from .patience import check_time
 from .schedule import Drop, Run, Schedule, Step
 
 __all__ = ["first_order", "just_in_time", "updates_after_reads", "with_drops", "without_waste"]
@@ -110,7 +111,12 @@ def without_waste(
 def updates_after_reads(
     graph: Graph, forward: Sequence[str], backward: Sequence[str]
 ) -> tuple[list[str], list[str]]:
-    """The order with each update right after the last run that reads what it changes, if that comes later."""
+    """The order with each update right after the last run that reads what it changes, if that comes later.
+
+    The op after which the step returns is the last of the forward, whatever else waits there.
+    """
+    if graph.returning is not None and forward and forward[-1] != graph.returning.name:
+        forward = [name for name in forward if name != graph.returning.name] + [graph.returning.name]
     runs, split = [*forward, *backward], len(forward)
     if not graph.updaters:
         return runs[:split], runs[split:]
@@ -132,6 +138,7 @@ def updates_after_reads(
 
 def with_drops(graph: Graph, forward: Sequence[str], backward: Sequence[str]) -> Schedule:
     """The schedule of an order of runs, with each value dropped right after its last use."""
+    check_time()
     forward, backward = updates_after_reads(graph, forward, backward)
     runs = [*forward, *backward]
     dying: list[list[str]] = [[] for _ in runs]

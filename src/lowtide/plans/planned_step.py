@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FormatError, LowtideError, ScheduleError
+from ..plain_text import plain
 from ..units import format_bytes, format_seconds
+from ..whole_files import write_whole
 from . import json_format, ports
 from .graph import Graph
 from .keep_all import keep_all
@@ -192,10 +194,10 @@ class Plan:
         }
 
     @classmethod
-    def from_dict(cls, data: Any) -> Plan:
+    def from_dict(cls, data: Any, *, most_ops: int = json_format.MOST_OPS) -> Plan:
         """The plan of a plain form. The schedule is judged again: a file cannot claim another peak."""
         json_format.check_header(data, "plan", FORMAT_VERSION, FIELDS)
-        graph = Graph.from_dict(data.get("graph"))
+        graph = Graph.from_dict(data.get("graph"), most_ops=most_ops)
         schedule = Schedule.from_dict(data.get("schedule"))
         claimed = Timeline.from_dict(data.get("timeline"))
         try:
@@ -207,16 +209,15 @@ class Plan:
                 'field "timeline": it is not what the schedule does '
                 f"(peak {claimed.peak} claimed, {timeline.peak} simulated)"
             )
-        bound = data.get("bound")
         return cls(
             graph=graph,
             schedule=schedule,
             timeline=timeline,
             method=json_format.read_text(data, "method", "unknown"),
             budget=_count(data, "budget"),
-            bound=None if bound is None else json_format.read_number(data, "bound"),
-            notes=tuple(str(note) for note in json_format.read_items(data, "notes")),
-            compiled=_count(data, "compiled"),
+            bound=_bound(data, timeline),
+            notes=json_format.read_texts(data, "notes"),
+            compiled=_compiled(data, graph),
             reserved=_count(data, "reserved"),
             sketched=_names(data, "sketched"),
             trimmed=_names(data, "trimmed"),
@@ -228,18 +229,25 @@ class Plan:
         return json_format.dump(self.to_dict())
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str, *, most_ops: int = json_format.MOST_OPS) -> Plan:
         """The plan of a JSON text; nothing in it is executed."""
-        return cls.from_dict(json_format.parse(text, "plan"))
+        return cls.from_dict(json_format.parse(text, "plan"), most_ops=most_ops)
 
     def save(self, path: str | Path) -> Path:
         """Write the plan as JSON and return its path."""
         return _write(_place("save", path), self.to_json())
 
     @classmethod
-    def load(cls, path: str | Path) -> Plan:
-        """Read a plan that `save` wrote."""
-        return cls.from_json(json_format.decode(Path(path).read_bytes(), "plan"))
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        most_bytes: int = json_format.MOST_FILE_BYTES,
+        most_ops: int = json_format.MOST_OPS,
+    ) -> Plan:
+        """Read a plan that `save` wrote, unless it is larger than it may be."""
+        data = json_format.read_bytes(Path(path), "plan", most_bytes)
+        return cls.from_json(json_format.decode(data, "plan"), most_ops=most_ops)
 
 
 def make_plan(
@@ -258,8 +266,31 @@ def _count(data: Any, field: str) -> int | None:
     return None if data.get(field) is None else json_format.read_count(data, field)
 
 
+def _bound(data: Any, timeline: Timeline) -> float | None:
+    """A proven bound, which no schedule can be below: this one neither."""
+    if data.get("bound") is None:
+        return None
+    bound = json_format.read_number(data, "bound")
+    if not 0 <= bound <= timeline.seconds * (1 + 1e-9):
+        raise FormatError(
+            f'field "bound": {bound!r} s cannot be a lower bound: the schedule takes {timeline.seconds!r} s'
+        )
+    return bound
+
+
+def _compiled(data: Any, graph: Graph) -> int | None:
+    """The peak of a compiled step, which cannot be below what is there before it begins."""
+    if data.get("compiled") is None:
+        return None
+    compiled = json_format.read_count(data, "compiled")
+    least = max(graph.fixed_bytes + graph.given_bytes, 1)
+    if compiled < least:
+        raise FormatError(f'field "compiled": {compiled} bytes, but {least} are there before the step begins')
+    return compiled
+
+
 def _names(data: Any, field: str) -> tuple[str, ...]:
-    return tuple(map(str, json_format.read_items(data, field))) if field in data else ()
+    return json_format.read_texts(data, field) if field in data else ()
 
 
 def _chunks(data: Any) -> tuple[tuple[str, int], ...]:
@@ -267,8 +298,10 @@ def _chunks(data: Any) -> tuple[tuple[str, int], ...]:
     for pair in found:
         fits = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)
         if not fits or not isinstance(pair[1], int) or isinstance(pair[1], bool) or pair[1] < 1:
-            raise FormatError(f'field "split": expected a name and a number of chunks, found {pair!r}')
-    return tuple((name, number) for name, number in found)
+            raise FormatError(
+                f'field "split": expected a name and a number of chunks, found {json_format.say(pair)}'
+            )
+    return tuple((plain(name), number) for name, number in found)
 
 
 def _place(verb: str, path: str | Path) -> Path:
@@ -285,14 +318,11 @@ def _write(path: Path, text: str) -> Path:
     """
     place = path.resolve()
     whole = place.is_file() or not place.exists()
-    half = place.with_name(f"{place.name}.{os.getpid()}.part") if whole else place
     try:
-        half.write_text(text, encoding="utf-8")
         if whole:
-            half.replace(place)
+            write_whole(place, text.encode())
+        else:
+            place.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None  # the name that was asked for
-    finally:
-        if whole:
-            half.unlink(missing_ok=True)
     return path

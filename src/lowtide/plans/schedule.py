@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..errors import FormatError
+from ..plain_text import plain
 from . import json_format
 
 __all__ = ["Drop", "Run", "Schedule", "Step"]
@@ -107,9 +108,10 @@ def _read(data: dict[str, Any], name: str) -> tuple[Step, ...]:
     for index, item in enumerate(json_format.read_items(data, name)):
         match item:
             case ["run", str(op)]:
-                steps.append(Run(op))
+                steps.append(Run(plain(op)))
             case ["drop", str(value)]:
-                steps.append(Drop(value))
+                steps.append(Drop(plain(value)))
             case _:
-                raise FormatError(f'{name}[{index}]: expected ["run", op] or ["drop", value], found {item!r}')
+                found = json_format.say(item)
+                raise FormatError(f'{name}[{index}]: expected ["run", op] or ["drop", value], found {found}')
     return tuple(steps)

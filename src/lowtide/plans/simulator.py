@@ -80,7 +80,9 @@ class Timeline:
         resident = json_format.read_items(data, "resident")
         for index, size in enumerate(resident):
             if not isinstance(size, int) or isinstance(size, bool):
-                raise FormatError(f"resident[{index}]: expected a whole number, found {size!r}")
+                raise FormatError(
+                    f"resident[{index}]: expected a whole number, found {json_format.say(size)}"
+                )
         return cls(
             resident=tuple(resident),
             boundary=json_format.read_count(data, "boundary"),

@@ -18,7 +18,7 @@ from torch import fx
 
 from .._torch import private
 from ..capture.fx_nodes import is_item
-from ..capture.kernel_outputs import Outputs, lazily, lazy, outputs_of
+from ..capture.kernel_outputs import Outputs, lazily, lazy, may_hold, outputs_of
 from ..capture.lift import Lifted
 from ..capture.op_signature import signature
 from ..capture.rewrites.accumulate import is_accumulation
@@ -131,6 +131,8 @@ def is_convolution(node: fx.Node) -> bool:
 def _price(known: PriceList, node: fx.Node, device: torch.device, *, channels_last: bool) -> Price:
     """The price of an op, remembered; not where there was no memory to run it, for there may be next time."""
     key = signature(node) + (" channels last" if channels_last else "")
+    if key in known.read and not may_hold(known[key].outputs, node.meta.get("val")):
+        known.distrust(key)
     if key not in known:
         try:
             with _untouched(device):

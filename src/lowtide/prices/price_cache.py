@@ -1,25 +1,38 @@
 """Measured prices, remembered in the user's cache folder as JSON.
 
-One file per device, torch version and choice of kernels: other kernels take other times and workspaces.
+One file per device, torch version and choice of kernels: other kernels take other times and workspaces. A
+file is data that may be wrong: one entry that cannot be a price, or that makes an output smaller than the
+tensor in it, and the whole file is left aside, by name, and measured anew.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import logging
 import re
 from dataclasses import astuple, dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ..cache_folder import cache_folder
+from ..cache_folder import NoCache, private_folder
 from ..capture.kernel_outputs import Output, Outputs
 from ..devices.table import describe
+from ..plain_text import plain
+from ..plans import json_format
+from ..whole_files import read_private, write_whole
 
 __all__ = ["Price", "PriceList"]
 
 _VERSION = 2  # 2 has the layout of each output; a file of another version is measured anew
+
+MOST_FILE_BYTES = 1 << 26
+"""Of a file: some 10^5 prices, more than the steps of a machine have."""
+
+MOST_SECONDS, MOST_BYTES = 1e5, 1 << 50
+"""Of one op: a day, and more than any machine has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +46,38 @@ class Price:
 
 @dataclass
 class PriceList:
-    """Prices by signature; an unreadable file counts as an empty one and is written anew."""
+    """Prices by signature; a file that cannot be believed counts as an empty one and is written anew.
 
-    path: Path
+    `path` is None where there is no cache; `read` are the signatures that come from the file.
+    """
+
+    path: Path | None
     prices: dict[str, Price] = field(default_factory=dict)
     fresh: bool = False
+    read: set[str] = field(default_factory=set)
 
     @classmethod
     def load(cls, device: torch.device) -> PriceList:
         """The list of a device."""
-        path = cache_folder() / "prices" / f"{_name(device)}.json"
         try:
-            data = json.loads(path.read_text())
-            if data["version"] != _VERSION:
-                raise ValueError("prices of another version")
-            prices = {key: _read(item) for key, item in data["prices"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            path = private_folder("prices") / f"{_name(device)}.json"
+        except NoCache:  # that was said
+            return cls(None)
+        try:
+            prices = _read_file(path)
+        except FileNotFoundError:
             prices = {}
-        return cls(path, prices)
+        except (OSError, ValueError) as error:
+            _say_not_believed(path, str(error))
+            prices = {}
+        return cls(path, prices, read=set(prices))
+
+    def distrust(self, key: str) -> None:
+        """Forget all that the file said: it is wrong about the op of this signature."""
+        assert self.path is not None
+        _say_not_believed(self.path, f"it has an output of {key} that is smaller or larger than its tensor")
+        self.prices = {key: price for key, price in self.prices.items() if key not in self.read}
+        self.read = set()
 
     def __contains__(self, key: str) -> bool:
         return key in self.prices
@@ -64,7 +91,7 @@ class PriceList:
 
     def save(self) -> None:
         """Write what is new; a folder that cannot be written to only costs the next measurement."""
-        if not self.fresh:
+        if not self.fresh or self.path is None:
             return
         data = {
             "lowtide": "prices",
@@ -72,12 +99,7 @@ class PriceList:
             "prices": {key: _written(price) for key, price in self.prices.items()},
         }
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Written aside and renamed: other processes may read the list at this moment, and a crash leaves
-            # no half of it.
-            half = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
-            half.write_text(json.dumps(data))
-            half.replace(self.path)
+            write_whole(self.path, json.dumps(data).encode(), mode=0o600)
         except OSError:
             return
         self.fresh = False
@@ -110,18 +132,55 @@ def _written(price: Price) -> list[object]:
     return [price.seconds, price.workspace, outputs]
 
 
-def _read(item: list[object]) -> Price:
+def _read_file(path: Path) -> dict[str, Price]:
+    """The prices in a file; raises ValueError with the first thing that is wrong in it."""
+    data = json_format.parse(json_format.decode(read_private(path, MOST_FILE_BYTES), "prices"), "prices")
+    json_format.check_header(data, "prices", _VERSION, ("prices",))
+    prices = data.get("prices")
+    if not isinstance(prices, dict):
+        raise ValueError(f"prices: expected an object, found {type(prices).__name__}")
+    return {key: _read(item, key) for key, item in prices.items()}
+
+
+def _read(item: Any, key: str) -> Price:
+    if not isinstance(item, list) or len(item) != 3:
+        raise ValueError(f"{key}: not a price")
     seconds, workspace, outputs = item
-    if not isinstance(workspace, int) or not isinstance(seconds, int | float | None):
-        raise ValueError(f"not a price: {item!r}")
-    found = None if outputs is None else tuple(map(_read_output, outputs))  # type: ignore[call-overload]
+    if seconds is not None and not _is_seconds(seconds):
+        raise ValueError(f"{key}: {seconds!r} are no seconds of an op")
+    if not _is_count(workspace, MOST_BYTES):
+        raise ValueError(f"{key}: {workspace!r} are no bytes of a workspace")
+    if outputs is not None and not isinstance(outputs, list):
+        raise ValueError(f"{key}: outputs: expected a list or nothing")
+    found = None if outputs is None else tuple(_read_output(output, key) for output in outputs)
     return Price(None if seconds is None else float(seconds), workspace, found)
 
 
-def _read_output(item: list[object] | None) -> Output | None:
+def _is_seconds(number: Any) -> bool:
+    """Whether that long an op may take: NaN is no time, and one of 1e308 would make all sums infinite."""
+    return type(number) in (int, float) and 0 <= number <= MOST_SECONDS
+
+
+def _is_count(number: Any, most: int) -> bool:
+    return type(number) is int and 0 <= number <= most
+
+
+def _read_output(item: Any, key: str) -> Output | None:
     if item is None:
         return None
+    if not isinstance(item, list) or len(item) != 5:
+        raise ValueError(f"{key}: not an output")
     size, stride, offset, shares, lazy = item
-    if not (isinstance(size, int) and isinstance(offset, int) and isinstance(shares, int | None)):
-        raise ValueError(f"not an output: {item!r}")
-    return Output(size, tuple(int(step) for step in stride), offset, shares, str(lazy))  # type: ignore[attr-defined]
+    strided = isinstance(stride, list) and all(_is_count(step, MOST_BYTES) for step in stride)
+    owned = shares is None or type(shares) is int
+    counted = _is_count(size, MOST_BYTES) and _is_count(offset, MOST_BYTES)
+    if not (counted and strided and owned and lazy in ("", "~", "-", "~-")):
+        raise ValueError(f"{key}: not an output of an op")
+    return Output(size, tuple(stride), offset, shares, lazy)
+
+
+@cache
+def _say_not_believed(path: Path, reason: str) -> None:
+    logging.getLogger("lowtide").warning(
+        "the prices in %s are not used, and measured anew: %s", path, plain(reason)
+    )

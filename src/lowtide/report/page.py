@@ -3,11 +3,14 @@
 The document is whole in itself: style, script and data are inside and nothing is fetched. It can be read and
 printed without the script, which adds what needs a reader's hand: hovering, zooming, sorting, filtering,
 choosing. All text of the plan is escaped, names are cut to a bounded length and pictures are drawn in a
-bounded number of buckets, so the page stays small whatever the graph is.
+bounded number of buckets, so the page stays small whatever the graph is. Its Content-Security-Policy names
+script and style by their hashes: were a name to become markup after all, the browser would not obey it.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -53,16 +56,35 @@ def page(
         peak_section(known.shown, known.places, known.found),
         spent_section(known.groups),
     ]
-    script = "\n".join(_asset(name) for name in SCRIPTS)
+    script = '\n"use strict";\n(() => {\n' + "\n".join(map(_asset, SCRIPTS)) + "})();\n"
+    style = f"\n{_asset('page.css')}"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(script, style)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>Lowtide plan: {format_bytes(plan.peak)} on {say(plan.graph.device)}</title>\n"
-        f"<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n<main>\n"
+        f"<style>{style}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(sections)
         + f'\n</main>\n<script id="data" type="text/plain">{pack(_data(known))}</script>\n'
-        f'<script>\n"use strict";\n(() => {{\n{script}}})();\n</script>\n</body>\n</html>\n'
+        f"<script>{script}</script>\n</body>\n</html>\n"
     )
+
+
+def _policy(script: str, style: str) -> str:
+    """What a browser lets the page do: run this script and this style, and nothing else, from nowhere."""
+    allowed = (f"'sha256-{_digest(text)}'" for text in (script, style))
+    sources = zip(("script-src", "style-src"), allowed, strict=True)
+    rules = [
+        "default-src 'none'",
+        *(" ".join(pair) for pair in sources),
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    return "; ".join(rules)
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from ..plain_text import plain
+
 __all__ = ["short"]
 
 
 def short(text: str, most: int = 90) -> str:
-    """Text of a bounded length that can be written as UTF-8, cut in the middle where it is too long."""
-    text = text.encode("utf-8", "replace").decode("utf-8")
+    """Plain text of a bounded length, cut in the middle where it is too long."""
+    text = plain(text)
     if len(text) <= most:
         return text
     head = most // 2

@@ -17,10 +17,12 @@ from collections.abc import Callable
 
 from ..plans.graph import Graph
 from ..plans.keep_all import keep_all
+from ..plans.patience import out_of_time, unbounded, until
 from ..plans.schedule import Schedule
 from ..plans.simulator import simulate
+from .search.coarse import in_units
 from .search.ladder import Ladder
-from .search.search import Search
+from .search.search import Search, by_either
 from .search.tape import Facts
 
 __all__ = ["auto", "frontier_schedules"]
@@ -31,15 +33,20 @@ def auto(graph: Graph, budget: int) -> Schedule:
     plain = keep_all(graph)
     if simulate(graph, plain).peak <= budget:
         return plain
-    ladder = _ladder(graph)
-    rung = ladder.best(budget) or ladder[0]
-    return Facts(graph).schedule(rung.order.tolist())
+    searched, unit = in_units(graph)
+    ladder = _ladder(searched)
+    rung = ladder.best(budget // unit)
+    if rung is None and ladder.cut and budget > 0:
+        raise out_of_time()
+    with unbounded():
+        return Facts(graph).schedule((rung or ladder[0]).order.tolist())
 
 
 def frontier_schedules(graph: Graph, progress: Callable[[float], None] | None = None) -> list[Schedule]:
     """The undominated schedules of a graph, from the smallest peak to keeping everything."""
-    facts = Facts(graph)
-    return [facts.schedule(rung.order.tolist()) for rung in _ladder(graph, progress)]
+    facts, ladder = Facts(graph), _ladder(in_units(graph)[0], progress)
+    with unbounded():
+        return [facts.schedule(rung.order.tolist()) for rung in ladder]
 
 
 _remembered: dict[Graph, Ladder] = {}
@@ -48,7 +55,9 @@ _MOST_REMEMBERED = 4
 
 def _ladder(graph: Graph, progress: Callable[[float], None] | None = None) -> Ladder:
     """The ladder of a graph, searched for unless it is remembered."""
-    ladder = _remembered.pop(graph, None) or Search(graph, progress).run()
+    ladder = _remembered.pop(graph, None)
+    if ladder is None or (ladder.cut and until() > ladder.cut):
+        ladder = by_either(lambda native: Search(graph, progress, native=native).run())
     _remembered[graph] = ladder
     while len(_remembered) > _MOST_REMEMBERED:
         del _remembered[next(iter(_remembered))]

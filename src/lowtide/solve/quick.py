@@ -7,26 +7,45 @@ are there to compare graphs with each other, of which one is then planned in ful
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..plans.graph import Graph
-from .search.ladder import Rung
-from .search.search import EXPONENTS, Search
+from .search.coarse import in_units
+from .search.ladder import Ladder, Rung
+from .search.search import EXPONENTS, Search, by_either
 
 __all__ = ["quick", "smallest"]
 
 
 def quick(graph: Graph, budget: int) -> Rung:
     """The fastest of a few plans under the budget, or the one with the smallest peak when none fits."""
-    search = Search(graph)
-    for start in map(search.tape, search.bases):
-        if start.peak() > budget:
-            for exponent in EXPONENTS:
-                search.attempt(start, budget, exponent)
-    return search.ladder.best(budget) or search.ladder[0]
+    graph, unit = in_units(graph)
+    budget //= unit
+    ladder = by_either(lambda native: _descents(graph, budget, native))
+    return _in_bytes(ladder.best(budget) or ladder[0], unit)
 
 
 def smallest(graph: Graph) -> Rung:
     """The plan with the smallest peak of a few."""
-    search = Search(graph)
+    graph, unit = in_units(graph)
+    return _in_bytes(by_either(lambda native: _deepest(graph, native))[0], unit)
+
+
+def _descents(graph: Graph, budget: int, native: bool) -> Ladder:
+    search = Search(graph, native=native)
+    for start in map(search.tape, search.bases):
+        if start.peak() > budget:
+            for exponent in EXPONENTS:
+                search.attempt(start, budget, exponent)
+    return search.ladder
+
+
+def _deepest(graph: Graph, native: bool) -> Ladder:
+    search = Search(graph, native=native)
     search.join(search.down(search.bases[0]))
     search.bisect()
-    return search.ladder[0]
+    return search.ladder
+
+
+def _in_bytes(rung: Rung, unit: int) -> Rung:
+    return rung if unit == 1 else replace(rung, peak=rung.peak * unit)

@@ -34,11 +34,11 @@ def backward_with_segments(
 
 def _again(graph: Graph, segment: Sequence[str], needed: set[str], dropped: dict[str, int]) -> list[str]:
     """The ops of a segment that write something needed, or what those read, in order."""
-    wanted = set(needed)
+    wanted: set[str] = set()
     runs: list[str] = []
     for name in reversed(segment):
         op = graph.op[name]
-        if wanted.intersection(op.writes):
+        if any(value in needed or value in wanted for value in op.writes):
             runs.append(name)
             wanted.update(value for value in op.reads if value in dropped)
     return runs[::-1]

@@ -17,6 +17,7 @@ backward list runs for the first time is run twice.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from math import sqrt
@@ -69,7 +70,7 @@ def _cuts(weights: Sequence[float], crossing: Sequence[int], count: int) -> list
     cuts: list[int] = []
     for part in range(1, count):
         goal = sums[-1] * part / count
-        middle = next((index for index, done in enumerate(sums) if done >= goal), len(sums)) + 1
+        middle = bisect_left(sums, goal) + 1
         first = max(middle - reach, cuts[-1] + 1 if cuts else 1)
         near = range(first, min(middle + reach + 1, len(weights)))
         if near:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..plans import order as plain
 from ..plans.graph import Graph
-from .search.native import library
+from .search.native import NoMemory, done, library
 
 __all__ = ["without_waste"]
 
@@ -28,7 +28,10 @@ def without_waste(
     if library() is None:
         return plain.without_waste(graph, forward, backward)
     runs = [*forward, *backward]
-    kept = _flow(graph).needed(runs)
+    try:
+        kept = _flow(graph).needed(runs)
+    except NoMemory:
+        return plain.without_waste(graph, forward, backward)
     split = int(np.searchsorted(kept, len(forward)))
     places = kept.tolist()
     return [runs[place] for place in places[:split]], [runs[place] for place in places[split:]]
@@ -54,7 +57,7 @@ class _Flow:
         kept = np.empty(len(runs), dtype=np.int32)
         pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*self.arrays, order)]
         count = found.lowtide_needed(self.ops, self.values, *pointers, len(runs), kept.ctypes.data)
-        return kept[:count]
+        return kept[: done(count)]
 
 
 def _joined(many: list[list[int]]) -> tuple[Numbers, Numbers]:

@@ -20,7 +20,14 @@ def run(chosen: argparse.Namespace) -> Answer:
     budgets = _listed(chosen.budgets, "--budgets")
     source = source_of(chosen)
     with bar() as progress:
-        found = compare(source.vanilla.graph, methods, budgets, device=source.device, progress=progress)
+        found = compare(
+            source.vanilla.graph,
+            methods,
+            budgets,
+            device=source.device,
+            progress=progress,
+            planning_seconds=chosen.planning_seconds,
+        )
     return Answer(found.to_json() if chosen.json else str(found))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,28 +14,28 @@ from ...plans.planned_step import Plan, _write
 __all__ = ["check_place", "read_graph", "read_graph_or_plan", "save"]
 
 
-def read_graph(path: str) -> Graph:
+def read_graph(path: str, *, most_bytes: int, most_ops: int) -> Graph:
     """The graph in a file; `-` is standard input."""
     with _named(path):
-        data = json_format.parse(_text(path, "graph"), "graph")
+        data = json_format.parse(_text(path, "graph", most_bytes), "graph")
         if isinstance(data, dict) and data.get("lowtide") == "plan":
             raise FormatError(
                 "it is a plan: lowtide report shows it; name the step or its graph to plan it anew"
             )
-        return Graph.from_dict(data)
+        return Graph.from_dict(data, most_ops=most_ops)
 
 
-def read_graph_or_plan(path: str) -> Graph | Plan:
+def read_graph_or_plan(path: str, *, most_bytes: int, most_ops: int) -> Graph | Plan:
     """The plan in a file, or the graph in a graph file."""
     with _named(path):
-        data = json_format.parse(_text(path, "plan"), "plan")
-        is_graph = isinstance(data, dict) and data.get("lowtide") == "graph"
-        return Graph.from_dict(data) if is_graph else Plan.from_dict(data)
+        data = json_format.parse(_text(path, "plan", most_bytes), "plan")
+        kind = Graph if isinstance(data, dict) and data.get("lowtide") == "graph" else Plan
+        return kind.from_dict(data, most_ops=most_ops)
 
 
-def _text(path: str, noun: str) -> str:
+def _text(path: str, noun: str, most_bytes: int) -> str:
     try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        data = json_format.read_bytes(path, noun, most_bytes)
     except OSError as error:
         raise LowtideError(f"cannot read {_name(path)}: {error.strerror}") from None
     return json_format.decode(data, noun)

@@ -19,5 +19,7 @@ def run(chosen: argparse.Namespace) -> Answer:
     check_place(chosen.output)
     vanilla = source_of(chosen).vanilla
     with bar("frontier") as progress:
-        found = frontier(vanilla, points=chosen.points, progress=progress)
+        found = frontier(
+            vanilla, points=chosen.points, progress=progress, planning_seconds=chosen.planning_seconds
+        )
     return deliver(found, str(found), chosen)

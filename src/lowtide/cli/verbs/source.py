@@ -29,31 +29,39 @@ class Source:
 
     vanilla: Plan
     device: DeviceMemory
+    planning_seconds: float
 
     def under(self, asked: Budget, method: str) -> Plan:
         """The plan under a budget."""
         plan = self.vanilla
-        return plan_graph(plan.graph, asked, method=method, device=self.device, notes=plan.notes)
+        return plan_graph(
+            plan.graph,
+            asked,
+            method=method,
+            device=self.device,
+            notes=plan.notes,
+            planning_seconds=self.planning_seconds,
+        )
 
 
-def source_of(chosen: argparse.Namespace, read: Callable[[str], Graph | Plan] = read_graph) -> Source:
+def source_of(chosen: argparse.Namespace, read: Callable[..., Graph | Plan] = read_graph) -> Source:
     """The source that was named: a file, or a step."""
     if not names_a_step(chosen.source):
         return _of_file(chosen, read)
     vanilla = capture(chosen.source, chosen)
-    return Source(vanilla, memory_of(vanilla.graph, chosen.device))
+    return Source(vanilla, memory_of(vanilla.graph, chosen.device), chosen.planning_seconds)
 
 
-def _of_file(chosen: argparse.Namespace, read: Callable[[str], Graph | Plan]) -> Source:
+def _of_file(chosen: argparse.Namespace, read: Callable[..., Graph | Plan]) -> Source:
     for name in OF_A_STEP:
         if getattr(chosen, name) is not None:
             raise LowtideError(
                 f"--{name.replace('_', '-')} is for a step, as in model.py:make_step; the graph in "
                 f"{chosen.source} is captured already"
             )
-    found = read(chosen.source)
+    found = read(chosen.source, most_bytes=chosen.most_bytes, most_ops=chosen.most_ops)
     plan = found if isinstance(found, Plan) else make_plan(found, keep_all(found), method="keep_all")
-    return Source(plan, memory_by_name(plan.graph.device))
+    return Source(plan, memory_by_name(plan.graph.device), chosen.planning_seconds)
 
 
 def capture(named: str, chosen: argparse.Namespace, **options: Any) -> Plan:

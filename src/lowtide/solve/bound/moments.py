@@ -39,9 +39,10 @@ class RequiredOps:
         self.graph = graph
         self.ops = [graph.op[name] for part in first_order(graph) for name in part]
         self.once = fsum(op.seconds for op in self.ops)
-        scale = UNITS / self.once if self.once else 0.0
-        # A hair is taken off, for the product of two floats may be rounded up.
-        self.units = [int(op.seconds * scale * (1 - 1e-15)) for op in self.ops]
+        # A hair is taken off, for the quotient of two floats may be rounded up. The quotient comes first: of
+        # less than 1e-290 s the units have no float.
+        once = self.once or 1.0
+        self.units = [int(op.seconds / once * (UNITS * (1 - 1e-15))) for op in self.ops]
         self.writer = {name: index for index, op in enumerate(self.ops) for name in op.writes}
         self.base = graph.fixed_bytes + graph.given_bytes
         self.tangents = {value.name for value in graph.values if value.kind == "tangent"}

@@ -88,11 +88,17 @@ class _Contracting:
 
     def join_leaves(self) -> None:
         kept = [name for name in self.forward if name in self.home]
+        members: dict[str, list[str]] = {}
+        for name in kept:
+            members.setdefault(self.find(name), []).append(name)
         for name in reversed(kept[:-1]):
             if self.home[name] == name and not any(reader in self.home for reader in self.readers[name]):
-                homes = {self.find(source) for source in self.sources[name] if source in self.home}
+                # What goes with it reads, too: no node may be computed from a later one.
+                read = (source for member in members[name] for source in self.sources[member])
+                homes = {self.find(source) for source in read if source in self.home}
                 if homes - {name}:
-                    self.home[name] = max(homes - {name}, key=self.place.__getitem__)
+                    self.home[name] = home = max(homes - {name}, key=self.place.__getitem__)
+                    members[home] += members[name]
 
     def join_runs(self) -> None:
         after: dict[str, set[str]] = {}

@@ -28,6 +28,7 @@ from math import inf
 
 import numpy as np
 
+from ...plans.patience import check_time
 from .moves import Move, Moves
 from .tape import Tape
 
@@ -97,6 +98,7 @@ class Descent:
     def drain(self) -> None:
         """Take moves until the heap is empty or the budget holds."""
         while self.heap and self.tape.edits < self.limit:
+            check_time()
             _, value, after = heapq.heappop(self.heap)
             ways = self.moves.ways(value, after)
             after = self.make_slots(after, max(map(len, ways), default=0))

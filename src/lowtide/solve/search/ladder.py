@@ -32,6 +32,8 @@ class Ladder:
     def __init__(self) -> None:
         self.rungs: list[Rung] = []
         self.peaks: list[int] = []
+        # The moment at which the search was ended before it was done, where it was.
+        self.cut = 0.0
 
     def __len__(self) -> int:
         return len(self.rungs)

@@ -1,41 +1,42 @@
-"""The greedy descent at native speed: `c/descent.c`, built once on each machine.
+"""The greedy descent at native speed: `c/descent.c`, called through ctypes.
 
 Problem: a descent makes some 10^5 small edits of a tape, each a few array operations. In Python the
 interpreter takes nearly all of the time: 10 to 25 μs per edit, against 1 μs in C.
 
-Method: the C files are compiled on first use with the machine's C compiler into the user's cache directory,
-under a name that is a hash of their text and of the kind of machine, and are called through ctypes; the
-arrays of a graph are handed over as they are. Without a compiler or a cache directory, or with
-`LOWTIDE_NATIVE=0`, `library()` is None: the Python twins (`tape`, `moves`, `greedy`) take the same moves in
-the same order, and the search does less.
+Method: the arrays of a graph are handed over as they are. Without the library (`build` says when) the Python
+twins (`tape`, `moves`, `greedy`) take the same moves in the same order, and the search does less. Where C has
+no memory for a tape, `NoMemory` is raised: the tape may only be forgotten, and the search begins again with
+the twins.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import sys
-import tempfile
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
+from math import inf
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...cache_folder import cache_folder
+from .build import library
 from .tape import Facts
 
-__all__ = ["NativeTape", "build_ahead", "judge", "library"]
+__all__ = ["NativeTape", "NoMemory", "judge", "library"]
 
-SOURCES = Path(__file__).parent / "c"
+NO_MEMORY = -1
+"""As in `c/pool.h`."""
+
+
+class NoMemory(MemoryError):  # noqa: N818  # named for what is the matter, as the public errors are
+    """The compiled search could not go on for lack of memory."""
+
+
+def done(code: int) -> int:
+    """What a call gave, unless it could not end."""
+    if code == NO_MEMORY:
+        raise NoMemory("there is no memory for the compiled search of a plan")
+    return code
 
 
 _LISTS = ("read_at", "reads", "write_at", "writes", "take_at", "takes", "until_at", "untils")
@@ -62,83 +63,6 @@ class _Facts(ctypes.Structure):
             )
         ),
     )
-
-
-_builders: list[threading.Thread] = []
-
-
-def build_ahead() -> None:
-    """Begin to compile the search, where that was not done before: a second that a capture can hide."""
-    if _builders or os.environ.get("LOWTIDE_NATIVE", "1") == "0" or (cache_folder() / _name()).exists():
-        return
-    _builders.append(threading.Thread(target=_try_to_build, daemon=True))
-    _builders[0].start()
-
-
-def _try_to_build() -> None:
-    with suppress(OSError, subprocess.SubprocessError):  # `library` meets the same and does without
-        _build()
-
-
-@cache
-def library() -> ctypes.CDLL | None:
-    """The compiled search, or None where it cannot be had."""
-    if os.environ.get("LOWTIDE_NATIVE", "1") == "0":
-        return None
-    for builder in _builders:
-        builder.join()
-    try:
-        return _bind(ctypes.CDLL(str(_build())))
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _build() -> Path:
-    """Compile the sources unless that was done before; the library is put in place whole."""
-    name, folder = _name(), cache_folder()
-    built = folder / name
-    if built.exists():
-        return built
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))), None)
-    if compiler is None:
-        raise OSError("there is no C compiler")
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        half = Path(scratch) / name
-        flags = ["-O2", "-std=c11", "-ffp-contract=off", "-fPIC", "-shared"]
-        command = [compiler, *flags, "-o", str(half), str(SOURCES / "descent.c"), "-lm"]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
-        half.replace(built)
-    return built
-
-
-def _name() -> str:
-    """A name for these sources on this kind of machine: a home folder may serve several."""
-    texts = [path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.suffix in (".c", ".h")]
-    machine = f"{sys.platform} {platform.machine()} {' '.join(platform.libc_ver())}"
-    return f"descent-{hashlib.sha256(b''.join([*texts, machine.encode()])).hexdigest()[:16]}.so"
-
-
-def _bind(loaded: ctypes.CDLL) -> ctypes.CDLL:
-    tape, count, size, number = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
-    for name, gives, *takes in (
-        ("tape", tape, ctypes.c_void_p, ctypes.c_void_p, count),
-        ("copy", tape, tape),
-        ("free", None, tape),
-        ("peak", size, tape),
-        ("seconds", number, tape),
-        ("order", count, tape, ctypes.c_void_p),
-        ("edits", size, tape),
-        ("descend", ctypes.c_int, tape, size, number, number, size, number, ctypes.c_uint64),
-        ("ruin", None, tape, number, number, number, ctypes.c_uint64),
-        ("anneal", None, tape, size, size, number, number, number, ctypes.c_uint64),
-        ("prune", None, tape, size, size),
-        ("judge", size, ctypes.c_void_p, ctypes.c_void_p, count, ctypes.c_void_p),
-        ("needed", count, count, count, *[ctypes.c_void_p] * 5, count, ctypes.c_void_p),
-    ):
-        function = getattr(loaded, f"lowtide_{name}")
-        function.restype, function.argtypes = gives, takes
-    return loaded
 
 
 class NativeFacts:
@@ -175,28 +99,38 @@ def judge(facts: Facts, order: Sequence[int]) -> tuple[int, float]:
     runs, seconds = np.array(order, dtype=np.int32), ctypes.c_double()
     pointer = ctypes.byref(facts.native.struct)
     peak = found.lowtide_judge(pointer, runs.ctypes.data, len(runs), ctypes.byref(seconds))
-    return int(peak), seconds.value
+    return int(done(peak)), seconds.value
 
 
 class NativeTape:
-    """A tape in C; see `tape.Tape`."""
+    """A tape in C; see `tape.Tape`. Descents and clean-ups give up at the moment `until`."""
 
-    def __init__(self, facts: Facts, order: Sequence[int] | None, *, handle: int | None = None) -> None:
+    def __init__(
+        self,
+        facts: Facts,
+        order: Sequence[int] | None,
+        *,
+        handle: int | None = None,
+        until: float = inf,
+    ) -> None:
         found = library()
         assert found is not None, "there is no compiled search"
         self.facts, self.library = facts, found
+        self.handle = handle
         if handle is None:
             assert order is not None
             runs = np.array(order, dtype=np.int32)
-            handle = found.lowtide_tape(ctypes.byref(facts.native.struct), runs.ctypes.data, len(runs))
-        self.handle = handle
+            made = found.lowtide_tape(ctypes.byref(facts.native.struct), runs.ctypes.data, len(runs))
+            self.handle = _there(made)
+            found.lowtide_until(self.handle, until)
 
     def __del__(self) -> None:
-        self.library.lowtide_free(self.handle)
+        if (handle := getattr(self, "handle", None)) is not None:
+            self.library.lowtide_free(handle)
 
     def copy(self) -> NativeTape:
         """The same tape once more."""
-        return NativeTape(self.facts, None, handle=self.library.lowtide_copy(self.handle))
+        return NativeTape(self.facts, None, handle=_there(self.library.lowtide_copy(self.handle)))
 
     def peak(self) -> int:
         """The largest resident bytes of any run."""
@@ -231,16 +165,22 @@ class NativeTape:
     ) -> bool:
         """See `greedy.descend`; with noise each value's seconds count for up to so much more."""
         most = -1 if limit is None else limit
-        return bool(self.library.lowtide_descend(self.handle, budget, exponent, tolerance, most, noise, seed))
+        found = self.library.lowtide_descend(self.handle, budget, exponent, tolerance, most, noise, seed)
+        return bool(done(found))
 
     def ruin(self, start: float, end: float, *, share: float, seed: int) -> None:
         """Take a share of the repeated runs between two places of the order (0 to 1) away."""
-        self.library.lowtide_ruin(self.handle, start, end, share, seed)
+        done(self.library.lowtide_ruin(self.handle, start, end, share, seed))
 
     def anneal(self, budget: int, *, steps: int, price: float, heat: tuple[float, float], seed: int) -> None:
         """Put single runs in and out at random, cooling down; the best plan under the budget stays."""
-        self.library.lowtide_anneal(self.handle, budget, steps, price, *heat, seed)
+        done(self.library.lowtide_anneal(self.handle, budget, steps, price, *heat, seed))
 
     def prune(self, budget: int, *, limit: int | None = None) -> None:
         """See `greedy.prune`."""
-        self.library.lowtide_prune(self.handle, budget, -1 if limit is None else limit)
+        done(self.library.lowtide_prune(self.handle, budget, -1 if limit is None else limit))
+
+
+def _there(handle: int | None) -> int:
+    """A tape, unless there was no memory for it."""
+    return done(NO_MEMORY if handle is None else handle)

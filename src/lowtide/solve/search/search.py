@@ -28,23 +28,31 @@ Limits: a local search. `bound` says how far from the optimum it may be.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import cycle
 from random import Random
+from time import time
+from typing import TypeVar
 
 import numpy as np
 
 from ...plans.graph import Graph
+from ...plans.patience import OutOfTime, check_time, out_of_time, until
 from .greedy import PlainTape
 from .ladder import Ladder, Rung
-from .native import NativeTape, judge, library
+from .native import NativeTape, NoMemory, judge, library
 from .reorder import first_orders
 from .seeds import seed_orders
 from .tape import Facts
 
-__all__ = ["Search"]
+__all__ = ["Search", "by_either"]
+
+Found = TypeVar("Found")
 
 EXPONENTS = (1.4, 1.0, 0.7, 2.0, 0.5)
 """Weights of the bytes that a move gains against its seconds, the best one first. Chosen: in another order,
@@ -118,13 +126,40 @@ def _plain_effort(ops: int) -> Effort:
     return Effort(20, 1, 1, 0, tolerance=0.25, bisections=1, fine=12)
 
 
+def by_either(search: Callable[[bool], Found]) -> Found:
+    """What a search finds: by the compiled twins, or where they run out of memory by those in Python."""
+    try:
+        return search(True)
+    except NoMemory:
+        _say_no_memory()
+    return search(False)
+
+
+@cache
+def _say_cut() -> None:
+    logging.getLogger("lowtide").warning(
+        "the search for a plan was ended by planning_seconds: the best until then is taken; more seconds may "
+        "find a faster or a smaller one"
+    )
+
+
+@cache
+def _say_no_memory() -> None:
+    logging.getLogger("lowtide").warning(
+        "there is no memory for the compiled search of a plan: it is searched in Python, which finds less in "
+        "the same time"
+    )
+
+
 class Search:
     """The search for one graph's ladder; `ladder` is what was found so far."""
 
-    def __init__(self, graph: Graph, progress: Callable[[float], None] | None = None) -> None:
-        self.graph, self.progress = graph, progress
+    def __init__(
+        self, graph: Graph, progress: Callable[[float], None] | None = None, *, native: bool = True
+    ) -> None:
+        self.graph, self.progress, self.until = graph, progress, until()
         self.facts = Facts(graph)
-        self.native = library() is not None
+        self.native = native and library() is not None
         self.effort = effort_for(len(graph.ops), self.native)
         self.ladder = Ladder()
         # 200 more for small graphs, where a descent of few ops still needs many edits to get through.
@@ -142,7 +177,16 @@ class Search:
         self.targets = self._targets()
 
     def run(self) -> Ladder:
-        """The ladder."""
+        """The ladder; where there is no time for all of it, what was found until then."""
+        try:
+            self.look()
+        except OutOfTime:
+            self.ladder.cut = self.until
+            _say_cut()
+        return self.ladder
+
+    def look(self) -> None:
+        """Find the ladder, phase by phase."""
         self.plant(self.down_and_seeds())
         self.tell(0.4)
         self.graft()
@@ -153,7 +197,6 @@ class Search:
         self.up()
         self.anneal()
         self.tell(1.0)
-        return self.ladder
 
     def down_and_seeds(self) -> list[list[int]]:
         """Go down from each base, and gather the plans of other methods meanwhile.
@@ -166,7 +209,10 @@ class Search:
                 self.join(self.down(base))
             return self.seeds()
         with ThreadPoolExecutor(len(self.bases)) as pool:
-            found = pool.map(self.down, self.bases)
+            try:
+                found = pool.map(self.down, self.bases)
+            except RuntimeError:  # there is no memory for a thread
+                found = map(self.down, self.bases)
             seeds = self.seeds()
             for index, ladder in enumerate(found):
                 self.join(ladder)
@@ -183,7 +229,20 @@ class Search:
             self.progress(share)
 
     def tape(self, order: Sequence[int]) -> NativeTape | PlainTape:
-        return NativeTape(self.facts, order) if self.native else PlainTape(self.facts, order)
+        self.check_time()
+        if self.native:
+            return NativeTape(self.facts, order, until=self.until)
+        return PlainTape(self.facts, order)
+
+    def native_tape(self, order: Sequence[int]) -> NativeTape:
+        tape = self.tape(order)
+        assert isinstance(tape, NativeTape)
+        return tape
+
+    def check_time(self) -> None:
+        """The bound is one of the thread that plans: threads of the search ask here."""
+        if self.ladder.peaks and time() > self.until:
+            raise out_of_time()
 
     def note(self, tape: NativeTape | PlainTape, ladder: Ladder | None = None) -> None:
         """Put a plan on a ladder, the one of the search unless another is named."""
@@ -204,6 +263,7 @@ class Search:
         self, start: NativeTape | PlainTape, target: int, exponent: float, ladder: Ladder | None = None
     ) -> NativeTape | PlainTape:
         """One descent from a copy of a tape to a target, cleaned up."""
+        self.check_time()
         tape = start.copy()
         tape.descend(target, exponent=exponent, tolerance=self.effort.tolerance, limit=self.limit)
         tape.prune(max(target, tape.peak()))
@@ -213,6 +273,11 @@ class Search:
     def down(self, base: Sequence[int]) -> Ladder:
         """A ladder from one base: plan for each target in turn, until two in a row are out of reach."""
         found = Ladder()
+        with suppress(OutOfTime):  # what was found until then counts
+            self.descend_all(base, found)
+        return found
+
+    def descend_all(self, base: Sequence[int], found: Ladder) -> None:
         first = last = self.tape(base)
         fresh = list(EXPONENTS[: self.effort.exponents])
         missed = 0
@@ -230,7 +295,6 @@ class Search:
                 break
             if fitting:
                 last = min(fitting, key=lambda tape: (tape.seconds, tape.peak()))
-        return found
 
     def seeds(self) -> list[list[int]]:
         """The plans of other methods, but for those that an earlier one beats.
@@ -242,6 +306,7 @@ class Search:
             return list(orders)
         ladder, found = Ladder(), []
         for runs in orders:
+            check_time()
             peak, seconds = judge(self.facts, runs)
             if ladder.improves(peak, seconds):
                 ladder.add(Rung(peak, seconds, np.empty(0, dtype=np.int32)))
@@ -306,7 +371,7 @@ class Search:
             if best is None or not self.short(best.order):
                 best = self.least()
                 target = best.peak - 1 - int((best.peak - self.floor) * chance.choice((0.0, 0.02, 0.1)))
-            tape = NativeTape(self.facts, best.order.tolist())
+            tape = self.native_tape(best.order.tolist())
             width = chance.choice((1.0, 0.5, 0.25, 0.1))
             start = chance.random() * (1 - width)
             tape.ruin(start, start + width, share=chance.choice((0.1, 0.3, 0.6, 1.0)), seed=turn)
@@ -349,7 +414,7 @@ class Search:
             steps = min(STEPS * ops, MOST_STEPS // (len(budgets) * self.effort.sweeps + 1))
             for budget in budgets:
                 start = self.ladder.best(budget) or self.ladder[0]
-                tape = NativeTape(self.facts, start.order.tolist())
+                tape = self.native_tape(start.order.tolist())
                 price = PRICES[sweep % len(PRICES)] * once / (ops * (self.top - budget))
                 tape.anneal(budget, steps=steps, price=price, heat=heat, seed=sweep)
                 if tape.peak() <= budget:

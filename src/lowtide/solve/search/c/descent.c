@@ -63,8 +63,9 @@ static int before(const Entry *a, const Entry *b) {
 
 static void push(Descent *d, i32 value, i32 after, double rank) {
     if (d->entries == d->capacity) {
-        d->capacity = d->capacity ? 2 * d->capacity : 256;
-        d->heap = realloc(d->heap, (size_t)d->capacity * sizeof(Entry));
+        i32 capacity = d->capacity ? 2 * d->capacity : 256;
+        d->heap = pool_more(&d->tape->pool, d->heap, (size_t)capacity, sizeof(Entry));
+        d->capacity = capacity;
     }
     Entry entry = {rank, value, after};
     i32 at = d->entries++;
@@ -207,14 +208,14 @@ static i32 find_ways(Descent *d, i32 value, i32 after, Move *ways) {
 static i32 make_slots(Descent *d, i32 after, i32 count) {
     Tape *t = d->tape;
     if (!count || tape_gap(t, after) >= count) return after;
-    i32 *moved = malloc((size_t)t->length * sizeof(i32));
+    i32 *moved = pool_get(&t->pool, (size_t)t->length, sizeof(i32));
     tape_spread(t, after, 2 * count + 4, moved);
     for (i32 i = 0; i < d->entries; i++) {
         i32 slot = d->heap[i].after;
         d->heap[i].after = moved[slot];
     }
     after = moved[after];
-    free(moved);
+    pool_give(moved);
     return after;
 }
 
@@ -222,10 +223,10 @@ static i32 make_slots(Descent *d, i32 after, i32 count) {
 
 /* Put every gap that covers a run above the budget on the heap, with an optimistic score. */
 static void fill(Descent *d) {
-    const Tape *t = d->tape;
+    Tape *t = d->tape;
     const Facts *f = t->facts;
-    i64 *area = malloc((size_t)(t->length + 1) * sizeof(i64));
-    i32 *count = malloc((size_t)(t->length + 1) * sizeof(i32));
+    i64 *area = pool_get(&t->pool, (size_t)t->length + 1, sizeof(i64));
+    i32 *count = pool_get(&t->pool, (size_t)t->length + 1, sizeof(i32));
     area[0] = 0, count[0] = 0;
     for (i32 s = 0; s < t->length; s++) {
         i64 over = t->at[s] >= 0 ? profile_at(&t->mem, s) - d->budget : 0;
@@ -244,8 +245,8 @@ static void fill(Descent *d) {
             push(d, value, after, score(d, value, f->seconds[writer], most < over ? most : over));
         }
     }
-    free(area);
-    free(count);
+    pool_give(area);
+    pool_give(count);
 }
 
 /* Put the gaps of a value around a new run on the heap. */
@@ -289,6 +290,7 @@ static void drain(Descent *d) {
     Tape *t = d->tape;
     Move ways[POLICIES];
     while (d->entries && t->edits < d->limit) {
+        if (tape_is_late(t)) d->limit = t->edits;
         Entry entry = pop(d);
         i32 count = find_ways(d, entry.value, entry.after, ways), longest = 0;
         for (i32 i = 0; i < count; i++) longest = ways[i].count > longest ? ways[i].count : longest;
@@ -315,12 +317,12 @@ static i64 whole_excess(const Descent *d) {
     return profile_excess(&d->tape->mem, 0, d->tape->length, d->budget, INT64_MAX);
 }
 
-int lowtide_descend(
+static int descend(
     Tape *t, i64 budget, double exponent, double tolerance, i64 limit, double noise, uint64_t seed) {
     Descent d = {.tape = t, .budget = budget, .exponent = exponent, .tolerance = tolerance, .reach = REACH};
     d.noise = noise, d.seed = seed, d.limit = limit < 0 ? INT64_MAX : t->edits + limit;
-    d.seen = calloc((size_t)t->facts->ops + 1, sizeof(i32));
-    d.fresh = calloc((size_t)t->facts->values + 1, sizeof(i32));
+    d.seen = pool_zeros(&t->pool, (size_t)t->facts->ops + 1, sizeof(i32));
+    d.fresh = pool_zeros(&t->pool, (size_t)t->facts->values + 1, sizeof(i32));
     i64 excess = whole_excess(&d);
     int fits = 1;
     while (excess) {
@@ -335,10 +337,16 @@ int lowtide_descend(
         }
         d.reach *= 4;
     }
-    free(d.seen);
-    free(d.fresh);
-    free(d.heap);
+    pool_give(d.seen);
+    pool_give(d.fresh);
+    pool_give(d.heap);
     return fits;
+}
+
+int lowtide_descend(
+    Tape *t, i64 budget, double exponent, double tolerance, i64 limit, double noise, uint64_t seed) {
+    if (setjmp(t->pool.back)) return NO_MEMORY;
+    return descend(t, budget, exponent, tolerance, limit, noise, seed);
 }
 
 /* ---- the clean-up ---- */
@@ -354,10 +362,10 @@ static int dearest(const void *a, const void *b) {
     return x->slot > y->slot ? -1 : x->slot < y->slot;
 }
 
-void lowtide_prune(Tape *t, i64 budget, i64 limit) {
+static void prune(Tape *t, i64 budget, i64 limit) {
     const Facts *f = t->facts;
     i64 last = limit < 0 ? INT64_MAX : t->edits + limit;
-    Again *again = malloc((size_t)(t->length + 1) * sizeof(Again));
+    Again *again = pool_get(&t->pool, (size_t)t->length + 1, sizeof(Again));
     for (i32 removed = 1; removed;) {
         i32 count = 0;
         removed = 0;
@@ -366,6 +374,7 @@ void lowtide_prune(Tape *t, i64 budget, i64 limit) {
                 again[count++] = (Again){f->seconds[op], t->runs[op].at[i]};
         qsort(again, (size_t)count, sizeof(Again), dearest);
         for (i32 i = 0; i < count && t->edits < last; i++) {
+            if (tape_is_late(t)) last = t->edits;
             i32 op = t->at[again[i].slot];
             if (t->runs[op].at[0] == again[i].slot && !tape_vain(t, op)) continue;
             double seconds = t->seconds;
@@ -379,16 +388,24 @@ void lowtide_prune(Tape *t, i64 budget, i64 limit) {
             }
         }
     }
-    free(again);
+    pool_give(again);
+}
+
+int lowtide_prune(Tape *t, i64 budget, i64 limit) {
+    if (setjmp(t->pool.back)) return NO_MEMORY;
+    prune(t, budget, limit);
+    return 0;
 }
 
 /* Take a share of the repeated runs between two places of the order away, whatever that does. */
-void lowtide_ruin(Tape *t, double from, double to, double share, uint64_t seed) {
+int lowtide_ruin(Tape *t, double from, double to, double share, uint64_t seed) {
+    if (setjmp(t->pool.back)) return NO_MEMORY;
     i32 low = (i32)(from * t->length), high = (i32)(to * t->length);
     for (i32 s = low; s < high && s < t->length; s++) {
         i32 op = t->at[s];
         if (op >= 0 && t->runs[op].at[0] != s && shuffled(seed, (uint64_t)s) < share) tape_remove(t, s);
     }
+    return 0;
 }
 
 i32 lowtide_order(const Tape *t, i32 *order) {
@@ -471,14 +488,14 @@ static void close_gap(Annealing *a) {
 
 /* Look for fewer seconds under the budget, cooling from `hot` to `cold`. A byte above the budget during a run
  * costs `price` seconds. The tape becomes the best that was found, or stays as it is. */
-void lowtide_anneal(Tape *t, i64 budget, i64 steps, double price, double hot, double cold, uint64_t seed) {
+static void anneal(Tape *t, i64 budget, i64 steps, double price, double hot, double cold, uint64_t seed) {
     Annealing a = {.tape = t, .budget = budget, .seed = seed};
-    i32 count = 0, *best = malloc((size_t)t->length * sizeof(i32));
+    i32 count = 0, *best = pool_get(&t->pool, (size_t)t->length, sizeof(i32));
     for (i32 s = 0; s < t->length; s++)
         if (t->at[s] >= 0) best[count++] = t->at[s];
     i64 excess = profile_excess(&t->mem, 0, t->length, budget, INT64_MAX);
     double least = excess ? HUGE_VAL : t->seconds, seconds = t->seconds;
-    for (i64 step = 0; step < steps; step++) {
+    for (i64 step = 0; step < steps && !tape_is_late(t); step++) {
         a.edits = 0;
         if (draw(&a) < 0.5) take_out(&a);
         else close_gap(&a);
@@ -495,42 +512,75 @@ void lowtide_anneal(Tape *t, i64 budget, i64 steps, double price, double hot, do
         if (excess || seconds >= least - 1e-9 * least) continue;
         least = seconds, count = 0;
         i32 slots = lowtide_order(t, NULL);
-        best = realloc(best, (size_t)(slots + 1) * sizeof(i32));
+        best = pool_more(&t->pool, best, (size_t)slots + 1, sizeof(i32));
         count = lowtide_order(t, best);
     }
     tape_clear(t);
     tape_lay(t, best, count, 0, 0);
-    free(best);
+    pool_give(best);
+}
+
+int lowtide_anneal(Tape *t, i64 budget, i64 steps, double price, double hot, double cold, uint64_t seed) {
+    if (setjmp(t->pool.back)) return NO_MEMORY;
+    anneal(t, budget, steps, price, hot, cold, seed);
+    return 0;
 }
 
 /* ---- what Python calls ---- */
 
-Tape *lowtide_tape(const Facts *facts, const i32 *order, i32 count) {
-    Tape *t = calloc(1, sizeof(Tape));
-    t->facts = facts;
+#define MOST_RUNS (INT32_MAX / SPACING / 4) /* the slots of more could not be numbered */
+
+static int tape_begin(Tape *t, const i32 *order, i32 count) {
+    if (setjmp(t->pool.back)) return NO_MEMORY;
     tape_lay(t, order, count, 0, 0);
-    return t;
+    return 0;
 }
 
-Tape *lowtide_copy(const Tape *from) {
-    Tape *t = malloc(sizeof(Tape));
-    *t = *from;
-    profile_copy(&t->mem, &from->mem);
-    t->at = malloc((size_t)t->mem.length * sizeof(i32));
-    memcpy(t->at, from->at, (size_t)t->mem.length * sizeof(i32));
-    if (from->saved) {
-        t->saved = malloc((size_t)t->mem.length * sizeof(i64));
-        memcpy(t->saved, from->saved, (size_t)t->mem.length * sizeof(i64));
-    }
-    t->events = slots_copy(from->events, t->facts->values);
-    t->runs = slots_copy(from->runs, t->facts->ops);
+static int tape_follow(Tape *t, const Tape *from) {
+    if (setjmp(t->pool.back)) return NO_MEMORY;
+    t->facts = from->facts, t->seconds = from->seconds, t->edits = from->edits, t->until = from->until;
+    t->length = from->length, t->low = from->low, t->high = from->high;
+    size_t length = (size_t)from->mem.length;
+    profile_copy(&t->pool, &t->mem, &from->mem);
+    t->at = memcpy(pool_get(&t->pool, length, sizeof(i32)), from->at, length * sizeof(i32));
+    if (from->saved) t->saved = memcpy(pool_get(&t->pool, length, sizeof(i64)), from->saved, length * sizeof(i64));
+    t->events = slots_copy(&t->pool, from->events, t->facts->values);
+    t->runs = slots_copy(&t->pool, from->runs, t->facts->ops);
+    return 0;
+}
+
+static Tape *tape_new(void) {
+    Tape *t = LOWTIDE_ALLOCATE(sizeof(Tape));
+    if (!t) return NULL;
+    memset(t, 0, sizeof(Tape));
+    pool_open(&t->pool);
+    t->until = HUGE_VAL;
     return t;
 }
 
 void lowtide_free(Tape *t) {
-    tape_clear(t);
-    free(t);
+    if (!t) return;
+    pool_close(&t->pool);
+    LOWTIDE_RELEASE(t);
 }
+
+/* A tape, or NULL where there is no memory for it. After a call that gave `NO_MEMORY` it may only be freed. */
+Tape *lowtide_tape(const Facts *facts, const i32 *order, i32 count) {
+    Tape *t = count < MOST_RUNS ? tape_new() : NULL;
+    if (t) t->facts = facts;
+    if (!t || !tape_begin(t, order, count)) return t;
+    lowtide_free(t);
+    return NULL;
+}
+
+Tape *lowtide_copy(const Tape *from) {
+    Tape *t = tape_new();
+    if (!t || !tape_follow(t, from)) return t;
+    lowtide_free(t);
+    return NULL;
+}
+
+void lowtide_until(Tape *t, double until) { t->until = until; }
 
 i64 lowtide_edits(const Tape *t) { return t->edits; }
 

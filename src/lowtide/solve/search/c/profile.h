@@ -8,12 +8,10 @@
 #ifndef LOWTIDE_PROFILE_H
 #define LOWTIDE_PROFILE_H
 
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "pool.h"
 
 #define BLOCK 32
-#define FAR (INT64_MAX / 4) /* beyond all bytes, and far from where sums wrap around */
+#define FAR (INT64_MAX / 4) /* beyond all bytes, and far from where sums wrap around: `coarse.py` sees to that */
 
 typedef int64_t i64;
 typedef int32_t i32;
@@ -30,23 +28,23 @@ typedef struct {
     Node *nodes;        /* 1 is the root, 2i and 2i+1 are below i */
 } Profile;
 
-static void profile_init(Profile *p, i32 length) {
+static void profile_init(Pool *pool, Profile *p, i32 length) {
     p->leaves = 1;
     while (p->leaves * BLOCK < length) p->leaves *= 2;
     p->length = p->leaves * BLOCK;
-    p->level = calloc((size_t)p->length, sizeof(i64));
-    p->used = calloc((size_t)p->leaves, sizeof(uint32_t));
-    p->nodes = calloc(2 * (size_t)p->leaves, sizeof(Node));
+    p->level = pool_zeros(pool, (size_t)p->length, sizeof(i64));
+    p->used = pool_zeros(pool, (size_t)p->leaves, sizeof(uint32_t));
+    p->nodes = pool_zeros(pool, 2 * (size_t)p->leaves, sizeof(Node));
 }
 
 static void profile_free(Profile *p) {
-    free(p->level);
-    free(p->used);
-    free(p->nodes);
+    pool_give(p->level);
+    pool_give(p->used);
+    pool_give(p->nodes);
 }
 
-static void profile_copy(Profile *to, const Profile *from) {
-    profile_init(to, from->length);
+static void profile_copy(Pool *pool, Profile *to, const Profile *from) {
+    profile_init(pool, to, from->length);
     memcpy(to->level, from->level, (size_t)from->length * sizeof(i64));
     memcpy(to->used, from->used, (size_t)from->leaves * sizeof(uint32_t));
     memcpy(to->nodes, from->nodes, 2 * (size_t)from->leaves * sizeof(Node));

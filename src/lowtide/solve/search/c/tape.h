@@ -2,6 +2,9 @@
 #ifndef LOWTIDE_TAPE_H
 #define LOWTIDE_TAPE_H
 
+#include <math.h>
+#include <time.h>
+
 #include "profile.h"
 
 #define SPACING 32 /* slots: four times `tape.py`, since empty ones cost nothing here and laying out anew does */
@@ -20,6 +23,7 @@ typedef struct { /* sorted slots */
 } Slots;
 
 typedef struct {
+    Pool pool;
     const Facts *facts;
     i32 length, low, high; /* `low` and `high` bound the slots that edits have changed */
     i32 *at;               /* the op that runs at each slot, or -1 */
@@ -28,7 +32,17 @@ typedef struct {
     Slots *events, *runs; /* of each value, of each op */
     double seconds;
     i64 edits; /* how many there were so far: a measure of time that does not depend on the machine */
+    double until; /* the moment at which planning has to end, whatever the edits */
+    i32 turns;
 } Tape;
+
+/* Whether it is too late; the clock is asked at one turn in 64. */
+static int tape_is_late(Tape *t) {
+    struct timespec now;
+    if (++t->turns % 64 || t->until == HUGE_VAL) return 0;
+    timespec_get(&now, TIME_UTC);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec > t->until;
+}
 
 static i32 slots_find(const Slots *s, i32 slot) {
     i32 low = 0, high = s->count;
@@ -40,10 +54,11 @@ static i32 slots_find(const Slots *s, i32 slot) {
     return low;
 }
 
-static void slots_insert(Slots *s, i32 index, i32 slot) {
+static void slots_insert(Pool *pool, Slots *s, i32 index, i32 slot) {
     if (s->count == s->capacity) {
-        s->capacity = s->capacity ? 2 * s->capacity : 4;
-        s->at = realloc(s->at, (size_t)s->capacity * sizeof(i32));
+        i32 capacity = s->capacity ? 2 * s->capacity : 4;
+        s->at = pool_more(pool, s->at, (size_t)capacity, sizeof(i32));
+        s->capacity = capacity;
     }
     memmove(s->at + index + 1, s->at + index, (size_t)(s->count - index) * sizeof(i32));
     s->at[index] = slot;
@@ -56,16 +71,16 @@ static void slots_remove(Slots *s, i32 index) {
 }
 
 static void slots_free(Slots *s, i32 count) {
-    for (i32 i = 0; i < count; i++) free(s[i].at);
-    free(s);
+    for (i32 i = 0; i < count; i++) pool_give(s[i].at);
+    pool_give(s);
 }
 
-static Slots *slots_copy(const Slots *from, i32 count) {
-    Slots *to = calloc((size_t)count + 1, sizeof(Slots));
+static Slots *slots_copy(Pool *pool, const Slots *from, i32 count) {
+    Slots *to = pool_zeros(pool, (size_t)count + 1, sizeof(Slots));
     for (i32 i = 0; i < count; i++) {
         if (!from[i].count) continue;
         to[i].count = to[i].capacity = from[i].count;
-        to[i].at = malloc((size_t)from[i].count * sizeof(i32));
+        to[i].at = pool_get(pool, (size_t)from[i].count, sizeof(i32));
         memcpy(to[i].at, from[i].at, (size_t)from[i].count * sizeof(i32));
     }
     return to;
@@ -92,12 +107,12 @@ static i64 tape_saves(const Tape *t, i32 slot) {
 static void tape_lay(Tape *t, const i32 *order, i32 count, i32 wide, i32 slots) {
     const Facts *f = t->facts;
     t->length = SPACING * (count + 1) + slots;
-    profile_init(&t->mem, t->length);
-    t->at = malloc((size_t)t->mem.length * sizeof(i32));
+    profile_init(&t->pool, &t->mem, t->length);
+    t->at = pool_get(&t->pool, (size_t)t->mem.length, sizeof(i32));
     memset(t->at, -1, (size_t)t->mem.length * sizeof(i32));
-    t->events = calloc((size_t)f->values + 1, sizeof(Slots));
-    t->runs = calloc((size_t)f->ops + 1, sizeof(Slots));
-    i64 *change = calloc((size_t)t->mem.length + 2, sizeof(i64));
+    t->events = pool_zeros(&t->pool, (size_t)f->values + 1, sizeof(Slots));
+    t->runs = pool_zeros(&t->pool, (size_t)f->ops + 1, sizeof(Slots));
+    i64 *change = pool_zeros(&t->pool, (size_t)t->mem.length + 2, sizeof(i64));
     t->seconds = 0;
     for (i32 i = 0; i < count; i++) {
         i32 op = order[i], slot = SPACING * (i + 1) + (i >= wide ? slots : 0);
@@ -105,17 +120,17 @@ static void tape_lay(Tape *t, const i32 *order, i32 count, i32 wide, i32 slots) 
         t->seconds += f->seconds[op];
         change[slot] += f->own[op];
         change[slot + 1] += (t->runs[op].count ? 0 : f->held[op]) - f->own[op];
-        slots_insert(&t->runs[op], t->runs[op].count, slot);
+        slots_insert(&t->pool, &t->runs[op], t->runs[op].count, slot);
         for (i32 r = f->read_at[op]; r < f->read_at[op + 1]; r++) {
             Slots *e = &t->events[f->reads[r]];
             i64 size = f->size[f->reads[r]];
             change[e->at[e->count - 1] + 1] += size;
             change[slot] -= size;
-            slots_insert(e, e->count, slot);
+            slots_insert(&t->pool, e, e->count, slot);
         }
         for (i32 w = f->write_at[op]; w < f->write_at[op + 1]; w++) {
             Slots *e = &t->events[f->writes[w]];
-            slots_insert(e, e->count, slot);
+            slots_insert(&t->pool, e, e->count, slot);
         }
     }
     for (i32 op = 0; op < f->ops; op++) {
@@ -124,7 +139,7 @@ static void tape_lay(Tape *t, const i32 *order, i32 count, i32 wide, i32 slots) 
         change[r->at[0]] += f->state[op];
         change[r->at[r->count - 1] + 1] -= f->state[op];
     }
-    t->saved = f->take_at[f->ops] ? calloc((size_t)t->mem.length, sizeof(i64)) : NULL;
+    t->saved = f->take_at[f->ops] ? pool_zeros(&t->pool, (size_t)t->mem.length, sizeof(i64)) : NULL;
     i64 level = f->fixed;
     for (i32 s = 0; s < t->mem.length; s++) {
         level += change[s];
@@ -133,14 +148,14 @@ static void tape_lay(Tape *t, const i32 *order, i32 count, i32 wide, i32 slots) 
         profile_use(&t->mem, s, t->at[s] >= 0);
     }
     profile_build(&t->mem);
-    free(change);
+    pool_give(change);
     t->low = t->length, t->high = 0;
 }
 
 static void tape_clear(Tape *t) {
     profile_free(&t->mem);
-    free(t->at);
-    free(t->saved);
+    pool_give(t->at);
+    pool_give(t->saved);
     slots_free(t->events, t->facts->values);
     slots_free(t->runs, t->facts->ops);
 }
@@ -235,7 +250,7 @@ static void tape_edit(Tape *t, i32 op, i32 slot, i64 sign) {
             profile_add_until(&t->mem, before, slot, last, sign * f->size[value]);
             if (before < low) low = before;
         }
-        if (sign > 0) slots_insert(e, index, slot);
+        if (sign > 0) slots_insert(&t->pool, e, index, slot);
     }
     for (i32 w = f->write_at[op]; w < f->write_at[op + 1]; w++) {
         i32 value = f->writes[w];
@@ -247,7 +262,7 @@ static void tape_edit(Tape *t, i32 op, i32 slot, i64 sign) {
             profile_add_until(&t->mem, before, slot + 1, last, -sign * f->size[value]);
             if (before < low) low = before;
         }
-        if (sign > 0) slots_insert(e, index, slot);
+        if (sign > 0) slots_insert(&t->pool, e, index, slot);
     }
     t->mem.level[slot] += here;
     t->at[slot] = sign > 0 ? op : -1;
@@ -257,7 +272,7 @@ static void tape_edit(Tape *t, i32 op, i32 slot, i64 sign) {
     tape_state(t, op, -1);
     Slots *runs = &t->runs[op];
     i32 first = runs->at[0];
-    if (sign > 0) slots_insert(runs, slots_find(runs, slot), slot);
+    if (sign > 0) slots_insert(&t->pool, runs, slots_find(runs, slot), slot);
     else slots_remove(runs, slots_find(runs, slot));
     tape_hold(t, op, first, runs->at[0]);
     tape_state(t, op, 1);
@@ -290,7 +305,7 @@ static i32 tape_gap(const Tape *t, i32 slot) {
 
 /* Lay the runs out afresh with `slots` more free slots before the run at `wide`, and say where each is then. */
 static void tape_spread(Tape *t, i32 wide, i32 slots, i32 *moved) {
-    i32 count = 0, at = 0, *order = malloc((size_t)t->length * sizeof(i32));
+    i32 count = 0, at = 0, *order = pool_get(&t->pool, (size_t)t->length, sizeof(i32));
     for (i32 s = 0; s < t->length; s++) {
         moved[s] = 0;
         if (t->at[s] < 0) continue;
@@ -302,7 +317,7 @@ static void tape_spread(Tape *t, i32 wide, i32 slots, i32 *moved) {
     tape_clear(t);
     tape_lay(t, order, count, at, slots);
     t->seconds = seconds;
-    free(order);
+    pool_give(order);
 }
 
 #endif

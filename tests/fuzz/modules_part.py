@@ -1,0 +1,124 @@
+"""Random modules at 100 %, 50 % and the smallest peak: the same bits as without a cap, the predicted peak.
+
+A module is a chain of random pieces: layers, residual branches, shared weights, splits and joins,
+normalisations with statistics, dropout. It is compared with plain PyTorch by `lowtide.verify`: outputs,
+gradients, buffers and random state bit by bit, the measured peak with the predicted one to the byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import torch
+from torch import nn
+
+import lowtide
+from short_search import short_search
+
+BUDGETS = ("100%", "50%", "min")
+
+
+def case(seed: int) -> None:
+    """One module at each budget."""
+    chance = Random(seed)
+    torch.manual_seed(seed)
+    torch._dynamo.reset()
+    width = chance.choice((4, 8, 16))
+    model = nn.Sequential(*(_piece(chance, width, depth=2) for _ in range(chance.randint(2, 7))))
+    model.append(nn.Linear(width, chance.choice((1, 3))))
+    x = torch.randn(chance.choice((2, 8, 33)), width)
+    told = f"{model}\nx: {tuple(x.shape)}"
+    with short_search():
+        for budget in BUDGETS:
+            try:
+                found = lowtide.verify(model, x, budget=budget, prices="roofline")
+            except lowtide.BudgetTooSmall:  # half of a step that is mostly parameters
+                continue
+            assert found.ok, f"at {budget}: {found}\n{told}"
+            assert found.measured == found.predicted, f"at {budget}: {found}\n{told}"
+
+
+class Residual(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x)
+
+
+class Twice(nn.Module):
+    """One module, and so one weight, at two places."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(torch.tanh(self.inner(x)))
+
+
+class Halves(nn.Module):
+    """The two halves of each row, changed by each other and joined."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left, right = x.chunk(2, dim=-1)
+        return torch.cat([left * torch.sigmoid(right), right - left.mean(-1, keepdim=True)], dim=-1)
+
+
+class Attention(nn.Module):
+    """Rows that look at each other."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(width, 3 * width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).unsqueeze(0).chunk(3, dim=-1)
+        return nn.functional.scaled_dot_product_attention(q, k, v).squeeze(0)
+
+
+class Pointwise(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+FUNCTIONS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    *(torch.tanh, torch.relu, torch.sin, nn.functional.gelu, nn.functional.silu, nn.functional.softplus),
+    lambda x: x.softmax(-1),
+    lambda x: x * x.detach(),
+    lambda x: x.clamp(-1, 1).abs(),
+    lambda x: x.t().contiguous().t(),
+    lambda x: torch.where(x > 0, x, 0.1 * x),
+    lambda x: x.flip(-1).cumsum(-1),
+    lambda x: x / (1 + x.pow(2).sum(-1, keepdim=True)).sqrt(),
+)
+
+
+def _piece(chance: Random, width: int, *, depth: int) -> nn.Module:
+    kind = chance.randrange(10 if depth else 7)
+    if kind == 0:
+        wide = width * chance.choice((1, 2, 4))
+        inner = Pointwise(chance.choice(FUNCTIONS))
+        return nn.Sequential(
+            nn.Linear(width, wide), inner, nn.Linear(wide, width, bias=chance.random() < 0.5)
+        )
+    if kind == 1:
+        return nn.Linear(width, width, bias=chance.random() < 0.5)
+    if kind == 2:
+        return chance.choice((nn.LayerNorm, nn.BatchNorm1d, nn.RMSNorm))(width)
+    if kind == 3:
+        return nn.Dropout(chance.choice((0.1, 0.5)))
+    if kind == 4:
+        return Halves()
+    if kind == 5:
+        return Attention(width)
+    if kind == 6:
+        return Pointwise(chance.choice(FUNCTIONS))
+    inner = nn.Sequential(*(_piece(chance, width, depth=depth - 1) for _ in range(chance.randint(1, 3))))
+    return (Residual, Twice, nn.Sequential)[kind - 7](inner)
