@@ -12,18 +12,14 @@ import lowtide
 
 ROOT = Path(lowtide.__file__).parent
 
-BASE = {
-    *("arguments", "cache_folder", "errors", "plain_text", "process_wide", "units", "whole_files", "_torch"),
-}
-"""Files at the top that every room may import; those without torch import no `_torch`."""
+BASE = {"arguments", "errors", "units", "files", "process_wide", "_torch"}
+"""What every room may import; those without torch import no `_torch`."""
 
 LAYERS = {  # the pipeline from below; a room may import the base and what is named here
     "arguments": set(),
     "errors": set(),
     "units": set(),
-    "plain_text": set(),
-    "whole_files": set(),
-    "cache_folder": set(),
+    "files": set(),
     "process_wide": set(),
     "_torch": set(),
     "plans": set(),

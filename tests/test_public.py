@@ -22,9 +22,9 @@ PUBLIC = [getattr(lowtide, name) for name in lowtide.__all__]
 WITHOUT_TORCH = [
     "units.py",
     "errors.py",
-    "cache_folder.py",
-    "whole_files.py",
-    "plain_text.py",
+    "files/cache_folder.py",
+    "files/whole_files.py",
+    "files/plain_text.py",
     "console/progress.py",
 ]
 WITHOUT_TORCH += ["planner/frontiers.py", "planner/too_small.py"]

@@ -6,7 +6,7 @@ import pytest
 
 from graphs import chain
 from lowtide.cli.main import main
-from lowtide.plain_text import plain
+from lowtide.files.plain_text import plain
 
 EVIL = "\x1b]0;title\x07\x1b[2J\r\u202egpj\u2028\nlowtide: all is well"
 

@@ -21,7 +21,7 @@ import torch
 from fuzz.random_graphs import random_valid_graph
 from graphs import random_graph
 from lowtide.errors import LowtideError
-from lowtide.plain_text import plain
+from lowtide.files.plain_text import plain
 from lowtide.planner.frontiers import Frontier
 from lowtide.planner.under_budget import plan_graph
 from lowtide.plans.graph import Graph

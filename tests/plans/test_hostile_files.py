@@ -6,7 +6,7 @@ import pytest
 
 from graphs import random_graph
 from lowtide.errors import FormatError
-from lowtide.plain_text import plain
+from lowtide.files.plain_text import plain
 from lowtide.planner.frontiers import Frontier
 from lowtide.plans.graph import Graph, Op, Value
 from lowtide.plans.keep_all import keep_all

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.cache_folder import cache_folder
 from lowtide.devices.table import DEVICES, find_device
+from lowtide.files.cache_folder import cache_folder
 from lowtide.pipeline import way_down
 from lowtide.prices import measured as cost
 from lowtide.prices import price_cache as pricelist

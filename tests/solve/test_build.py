@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from graphs import transformer
-from lowtide import cache_folder as cache_module
+from lowtide.files import cache_folder as cache_module
 from lowtide.plans.keep_all import keep_all
 from lowtide.plans.simulator import simulate
 from lowtide.solve import auto

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..cache_folder import NoCache, cache_folder, private_folder
+from ..files.cache_folder import NoCache, cache_folder, private_folder
 from ..plans import json_format
 from ..units import format_bytes
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import BudgetTooSmall, LowtideError
-from ..plain_text import plain
+from ..files.plain_text import plain
 from .arguments import parse
 from .verbs import Answer
 

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, TextIO
 
-from ..plain_text import plain
+from ..files.plain_text import plain
 from ..plans.planned_step import Plan
 from ..units import format_bytes
 from .progress import waiting

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
-from ..plain_text import plain
+from ..files.plain_text import plain
 
 __all__ = ["Bar", "bar", "waiting"]
 

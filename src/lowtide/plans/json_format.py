@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import FormatError
-from ..plain_text import plain
+from ..files.plain_text import plain
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FormatError, LowtideError, ScheduleError
-from ..plain_text import plain
+from ..files.plain_text import plain
+from ..files.whole_files import write_whole
 from ..units import format_bytes, format_seconds
-from ..whole_files import write_whole
 from . import json_format, ports
 from .graph import Graph
 from .keep_all import keep_all

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ..errors import FormatError
-from ..plain_text import plain
+from ..files.plain_text import plain
 from . import json_format
 
 __all__ = ["Drop", "Run", "Schedule", "Step"]

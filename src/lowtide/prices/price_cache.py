@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from ..cache_folder import NoCache, private_folder
 from ..capture.kernel_outputs import Output, Outputs
 from ..devices.table import describe
-from ..plain_text import plain
+from ..files.cache_folder import NoCache, private_folder
+from ..files.plain_text import plain
+from ..files.whole_files import read_private, write_whole
 from ..plans import json_format
-from ..whole_files import read_private, write_whole
 
 __all__ = ["Price", "PriceList"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..plain_text import plain
+from ..files.plain_text import plain
 
 __all__ = ["short"]
 

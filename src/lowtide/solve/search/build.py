@@ -25,8 +25,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from ...cache_folder import NoCache, cache_folder, private_folder
-from ...whole_files import read_private, scratch_folder, write_whole
+from ...files.cache_folder import NoCache, cache_folder, private_folder
+from ...files.whole_files import read_private, scratch_folder, write_whole
 
 __all__ = ["build_ahead", "library", "wanted"]
 

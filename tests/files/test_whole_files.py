@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lowtide import whole_files
-from lowtide.whole_files import scratch_folder, tidy, write_whole
+from lowtide.files import whole_files
+from lowtide.files.whole_files import scratch_folder, tidy, write_whole
 
 
 def names(folder):
@@ -69,7 +69,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path, monkeypatch):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from lowtide import whole_files
+from lowtide.files import whole_files
 os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
 folder = Path(sys.argv[1])
 if sys.argv[2] == "folder":

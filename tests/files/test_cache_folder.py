@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from lowtide import cache_folder as module
-from lowtide.cache_folder import NoCache, cache_folder, private_folder
+from lowtide.files import cache_folder as module
+from lowtide.files.cache_folder import NoCache, cache_folder, private_folder
 
 
 @pytest.fixture(autouse=True)
