@@ -278,6 +278,25 @@ def test_sum_with_a_missing_gradient_is_the_other_one():
     assert aten.full.default not in targets(module)
 
 
+def test_what_reads_a_gradient_that_is_copied_for_its_strides_stays(w):
+    def step(x):
+        y = (x * w).relu()
+        return y * w, y.sum(), y.mean(1)
+
+    module, _, tangents = joint(step, torch.randn(6, 4))
+    given = {
+        node.name: torch.ones(node.meta["val"].shape) for node in module.graph.find_nodes(op="placeholder")
+    }
+    missing = [tangents[0], tangents[2]]
+    for tangent in missing:
+        given[tangent.name].zero_()
+    expected = run(module, given.values())
+    prune_tangents(module.graph, missing, tangents)
+    remove_dead(module.graph)
+    assert aten.clone.default in targets(module), "the gradient of the sum is one number, expanded"
+    assert_same(run(module, given.values()), expected)
+
+
 def test_missing_gradient_that_meets_another_is_zero(w):
     def step(x):
         y = x * w

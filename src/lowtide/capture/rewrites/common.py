@@ -283,6 +283,7 @@ def prune_tangents(graph: fx.Graph, missing: Sequence[fx.Node], tangents: Sequen
             gone.add(node)
         elif (rest := _rest_of_sum(node, gone)) is not None:
             node.replace_all_uses_with(rest)
+            backward.add(rest)  # a copy is new here, and what reads it has a gradient that comes
         else:
             for parent in absent:
                 node.replace_input_with(parent, _zeros_before(graph, node, parent))
