@@ -93,6 +93,15 @@ def forget_compiled_code():
 
 
 @pytest.fixture(autouse=True)
+def fresh_accelerate():
+    """Its state is one for the process, and refuses another precision than the first one."""
+    yield
+    if (found := sys.modules.get("accelerate.state")) is not None:
+        found.AcceleratorState._reset_state(True)
+        found.GradientState._reset_state()
+
+
+@pytest.fixture(autouse=True)
 def effort_of_the_search(request):
     """Short, with steady prices, where a plan is only followed; the same graph is searched once."""
     room = request.path.relative_to(Path(__file__).parent).parts[0]
