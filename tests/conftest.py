@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import browsers
+import cpu_seconds
 
 torch.set_num_threads(1)
 
@@ -32,6 +33,15 @@ FOLLOW_PLANS = {
     "torch_state",
 }
 """Rooms whose tests run plans and do not judge them: they have the search of `short_search.py`."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--cpu", action="store_true", help="list the tests that take the most CPU time")
+
+
+def pytest_configure(config):
+    if config.option.cpu:
+        config.pluginmanager.register(cpu_seconds.CpuSeconds())
 
 
 def pytest_ignore_collect(collection_path, config):
