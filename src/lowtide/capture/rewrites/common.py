@@ -112,15 +112,17 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def separate_tangents(tangents: Sequence[fx.Node]) -> None:
-    """Give each tangent a storage of its own: those of views of one output are traced as views of one."""
+    """Give each tangent a storage of its own, no larger than it needs.
+
+    Those of views of one output are traced as views of one, which is as large as the whole output.
+    """
     seen: set[int] = set()
     for node in tangents:
         old = node.meta["val"]
-        if storage_of(old) in seen:
-            with old.fake_mode:
-                node.meta["val"] = torch.empty_strided(
-                    old.shape, old.stride(), dtype=old.dtype, device=old.device
-                )
+        with old.fake_mode:
+            own = torch.empty_strided(old.shape, old.stride(), dtype=old.dtype, device=old.device)
+        if storage_of(old) in seen or own.untyped_storage().nbytes() < old.untyped_storage().nbytes():
+            node.meta["val"] = own
             for user in node.users:
                 look_anew(user, old)
         seen.add(storage_of(node.meta["val"]))
