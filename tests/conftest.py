@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import browsers
+import cpu_seconds
 from lowtide.solve.search import build
 
 torch.set_num_threads(1)
@@ -34,6 +35,15 @@ FOLLOW_PLANS = {
     "torch_state",
 }
 """Rooms whose tests run plans and do not judge them: they have the search of `short_search.py`."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--cpu", action="store_true", help="list the tests that take the most CPU time")
+
+
+def pytest_configure(config):
+    if config.option.cpu:
+        config.pluginmanager.register(cpu_seconds.CpuSeconds())
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -92,6 +102,15 @@ def forget_compiled_code():
         torch._dynamo.reset()
         # Dynamo times each new guard, for its log, after a flush of the caches that takes 0.03 s.
         torch._dynamo.guards.profile_guard_manager = lambda *args: 0.0
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate():
+    """Its state is one for the process, and refuses another precision than the first one."""
+    yield
+    if (found := sys.modules.get("accelerate.state")) is not None:
+        found.AcceleratorState._reset_state(True)
+        found.GradientState._reset_state()
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ that a test that reaches its budget once reaches it always.
 import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache
 from unittest import mock
 
 from lowtide.solve.search import search, seeds
@@ -54,6 +55,7 @@ def steady_prices():
 
     price = measured._price
 
+    @cache  # asked for each op, and found by the words of its name
     def known(device):
         return find_device(measured.describe_known(device))
 

@@ -17,15 +17,8 @@ from accelerate.state import AcceleratorState, GradientState  # noqa: E402
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
-def own_state():
-    """The state of accelerate is one for the process; each test starts without."""
-    forget_state()
-    yield
-    forget_state()
-
-
 def forget_state():
+    """As before each test: the state of accelerate is one for the process."""
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
 

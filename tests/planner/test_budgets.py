@@ -38,12 +38,12 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(*(m for _ in range(8) for m in (nn.Linear(64, 64), nn.Tanh())))
+        self.layers = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(64, 64), nn.Tanh())))
 
     def forward(self, x):
         return self.layers(x).pow(2).mean()
 
-def make_step(batch_size=4096):
+def make_step(batch_size=8192):
     torch.manual_seed(0)
     return Net(), torch.ones(batch_size, 64)
 """
@@ -57,7 +57,7 @@ def step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, to
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
     exec(compile(STEP, "net.py", "exec"), namespace)
-    model, x = namespace["make_step"](2048)
+    model, x = namespace["make_step"](4096)
     return model, x
 
 
@@ -138,7 +138,7 @@ def bytes_of_entries(model: Any, x: Any, shell: Shell, budget: str) -> dict[str,
     lowtide.uncap(model)
     model.zero_grad()
     found["verify"] = lowtide.verify(model, x, budget=budget, prices="roofline").plan.budget
-    words = ("net.py:make_step", "--batch-size", "2048", "--json")
+    words = ("net.py:make_step", "--batch-size", "4096", "--json")
     found["lowtide plan"] = shell("plan", *words, "--budget", budget)["budget"]
     found["lowtide verify"] = shell("verify", *words, "--budget", budget)["budget"]
     columns = shell("compare", *words, "--budgets", budget, "--methods", "keep_all")["budgets"]
@@ -202,7 +202,7 @@ def test_every_entry_agrees_for_a_device_that_is_absent(
     assert plan.budget == size
     Path("g.json").write_text(whole.graph.to_json(), encoding="utf-8")
     words = ("--budget", budget, "--json")
-    of_step = shell("plan", "net.py:make_step", "--batch-size", "2048", "--device", "H200", *words)
+    of_step = shell("plan", "net.py:make_step", "--batch-size", "4096", "--device", "H200", *words)
     for found in (of_step, shell("plan", "g.json", *words)):
         read = Plan.from_json(json.dumps(found))
         assert (read.budget, read.peak, read.schedule) == (plan.budget, plan.peak, plan.schedule)

@@ -8,7 +8,8 @@ import torch
 
 import lowtide
 from lowtide.devices.table import find_device
-from networks import NETWORKS
+from vision import images
+from vision import resnet as network
 from zoo import ZOO
 
 pytestmark = pytest.mark.slow
@@ -18,7 +19,8 @@ GIB = 2**30
 
 @pytest.fixture(scope="module")
 def resnet():
-    return NETWORKS["resnet50"]("cpu")
+    """The stages of ResNet-50 with a block each, and as many images as make its bytes."""
+    return network((1, 1, 1, 1)), images(200, "cpu")
 
 
 def most_memory():

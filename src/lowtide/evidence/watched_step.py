@@ -1,7 +1,8 @@
 """A capped step watched while it runs: the bytes on the device after each run of its plan.
 
 A dispatch mode sees every operator that the step calls; those that are not ops of the graph (views, the loss
-outside of it) are passed over, and the others are matched with the runs of the schedule in order. The bytes
+outside of it) are passed over, and the others are matched with the runs of the schedule in order. An op that
+overwrites what it reads is run by another form of its operator (`relu_`, `out=`). The bytes
 are read when an operator has returned, so a workspace that it has freed by then is not in them. This is for
 the eager executor: kernels that Inductor generated call no operators.
 """
@@ -15,8 +16,10 @@ from typing import Any
 
 import torch
 
+from .._torch import private_of
 from ..arguments import all_of, function, kind_of
 from ..measuring.tracker import live_storages
+from ..plans.graph import Op
 from ..plans.planned_step import Plan
 from ..plans.schedule import Run
 from ..torch_state.dispatch_modes import in_place_of_operators
@@ -104,9 +107,8 @@ class _followed_storages(live_storages):  # noqa: N801  # like its base
 
 class _Matcher:
     def __init__(self, plan: Plan, now: Callable[[], int]) -> None:
-        op = plan.graph.op
         steps = enumerate(plan.schedule.steps)
-        self.runs = [(index, op[step.op].target) for index, step in steps if isinstance(step, Run)]
+        self.runs = [(index, plan.graph.op[step.op]) for index, step in steps if isinstance(step, Run)]
         self.at = 0
         self.now = now
         self.points: dict[int, int] = {}
@@ -118,11 +120,23 @@ class _Matcher:
 
     def note(self, operator: Any) -> None:
         """An operator has returned: the next run that it may be has its bytes."""
-        name = str(operator)
-        # Only a few runs ahead: some runs call other operators than their op names (a fused one, an in-place
-        # one), and a search through the whole plan would jump over all that follows.
-        for place, (index, target) in enumerate(self.runs[self.at : self.at + AHEAD], self.at):
-            if target == name:
+        # Only a few runs ahead: some runs call another operator than their op names (a fused one), and a
+        # search through the whole plan would jump over all that follows.
+        for place, (index, op) in enumerate(self.runs[self.at : self.at + AHEAD], self.at):
+            if _may_run(operator, op):
                 self.points[index] = self.now()
                 self.at = place + 1
                 return
+
+
+def _may_run(operator: Any, op: Op) -> bool:
+    """Whether this is the operator of an op, or a form of it that writes into what the op may overwrite."""
+    name = str(operator)
+    if not op.takes or _packet(name) != _packet(op.target):
+        return name == op.target
+    return name == op.target or bool(private_of(operator, "schema").is_mutable)
+
+
+def _packet(name: str) -> str:
+    """`aten.relu` of both `aten.relu.default` and `aten.relu_.default`."""
+    return name.rpartition(".")[0].removesuffix("_")
