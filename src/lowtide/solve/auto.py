@@ -4,24 +4,27 @@ Problem: given a graph and a budget, choose what is recomputed and when, for the
 rematerialisation (selective activation checkpointing), value by value and on any graph.
 
 Method: a *ladder* of undominated plans that does not depend on the budget (see `search` for how it is
-found, and `ladder`). `auto` returns the fastest rung that fits. So a larger budget never gives a slower
-plan, what a budget of 0 reaches fits every budget above it, and the whole frontier costs no more than one
-plan. The ladders of the last few graphs are remembered: asking with another budget takes no time.
+found, and `ladder`). It was searched for at percents of the peak, and a budget lies between them: a few more
+descents go to that very budget, and what they find stays on the ladder as a rung. `auto` returns the fastest
+rung that fits. So what a budget of 0 reaches fits every budget above it, no plan is slower than one that was
+found before for a smaller budget, and the whole frontier costs no more than one plan. The searches of the
+last few graphs are remembered: another budget takes a hundredth of the time of the first.
 
-Limits: a local search. `bound.lower_bound` proves how far from the optimum it can be at most.
+Limits: a local search. `bound.lower_bound` proves how far from the optimum it can be at most. The descents
+to a smaller budget may come to a plan that those to a larger one have missed, seldom and by little; the
+larger budget has it when it is asked for the next time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ..plans.graph import Graph
 from ..plans.keep_all import keep_all
 from ..plans.schedule import Schedule
 from ..plans.simulator import simulate
-from .search.ladder import Ladder
 from .search.search import Search
-from .search.tape import Facts
 
 __all__ = ["auto", "frontier_schedules"]
 
@@ -31,25 +34,32 @@ def auto(graph: Graph, budget: int) -> Schedule:
     plain = keep_all(graph)
     if simulate(graph, plain).peak <= budget:
         return plain
-    ladder = _ladder(graph)
-    rung = ladder.best(budget) or ladder[0]
-    return Facts(graph).schedule(rung.order.tolist())
+    with _searched(graph) as search:
+        return search.facts.schedule(search.at(budget).order.tolist())
 
 
 def frontier_schedules(graph: Graph, progress: Callable[[float], None] | None = None) -> list[Schedule]:
     """The undominated schedules of a graph, from the smallest peak to keeping everything."""
-    facts = Facts(graph)
-    return [facts.schedule(rung.order.tolist()) for rung in _ladder(graph, progress)]
+    with _searched(graph, progress) as search:
+        return [search.facts.schedule(rung.order.tolist()) for rung in search.ladder]
 
 
-_remembered: dict[Graph, Ladder] = {}
+_remembered: dict[Graph, Search] = {}
 _MOST_REMEMBERED = 4
 
 
-def _ladder(graph: Graph, progress: Callable[[float], None] | None = None) -> Ladder:
-    """The ladder of a graph, searched for unless it is remembered."""
-    ladder = _remembered.pop(graph, None) or Search(graph, progress).run()
-    _remembered[graph] = ladder
+@contextmanager
+def _searched(graph: Graph, progress: Callable[[float], None] | None = None) -> Iterator[Search]:
+    """The search of a graph when its ladder is there: it is run unless it is remembered.
+
+    It is nobody else's meanwhile: another thread that plans the same graph makes its own.
+    """
+    search = _remembered.pop(graph, None)
+    if search is None:
+        search = Search(graph, progress)
+        search.run()
+        search.progress = None
+    yield search
+    _remembered[graph] = search
     while len(_remembered) > _MOST_REMEMBERED:
         del _remembered[next(iter(_remembered))]
-    return ladder

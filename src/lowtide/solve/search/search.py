@@ -6,11 +6,12 @@ Method, in this order:
 
 1. *Down*, from each of a few orders of first runs (see `reorder`): targets from the peak of keeping
    everything to what the largest single run needs are each planned for by greedy descents (see `greedy`),
-   which go on from the plan for the target before and start afresh with several weights of bytes against
-   seconds.
-2. *Plant* the plans of other methods (see `seeds`), and *graft*: descend to each target from the plans right
-   above it.
-3. *Bisect*: between the last target reached and the first one missed, look for the smallest peak.
+   which go on from the plan for the target before. For *round* targets, some percent apart, they also start
+   afresh with several weights of bytes against seconds.
+2. *Plant* the plans of other methods (see `seeds`), and *graft*: descend to each round target from the plans
+   right above it.
+3. *Sink*: descend towards the floor from plans all along the ladder. *Bisect*: between the last target
+   reached and the first one missed, look for the smallest peak.
 4. *Improve* (ruin and recreate, Schrimpf et al. 2000; large neighbourhood search, Shaw 1998): take some
    repeated runs of a plan away at random, within a random part of the step, and descend anew with some noise
    in the scores; keep what is better. As long as the effort allows.
@@ -18,8 +19,11 @@ Method, in this order:
 6. *Anneal* (simulated annealing, Kirkpatrick et al. 1983), on graphs of up to a hundred ops: put single runs
    in and out at random, cooling down.
 
-Nothing here depends on a budget, on the clock or on a random seed of the process: the effort is counted in
+Nothing of that depends on a budget, on the clock or on a random seed of the process: the effort is counted in
 edits of the tape, and the noise is a hash. So the same graph gets the same ladder.
+
+7. *At* a budget that is asked for, a few more descents go to that very budget: no budget of bytes is one of
+   the targets. What they find joins the ladder.
 
 Complexity: about `Effort.edits` edits for graphs of up to some thousand ops, above that about ten descents.
 
@@ -78,8 +82,9 @@ doubled."""
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to search: targets `step` percent apart, numbers of first orders, of exponents, of edits.
+    """How much to search: round targets `step` percent apart, numbers of first orders, exponents, edits.
 
+    Targets `between` the round ones (0: none) are that many percent apart, `sinks` the plans that *sink*.
     Chosen, for some seconds of planning at every size (benchmarks/plan_times.py). At 120 to 130 ops one
     plan in twelve changes by 2 % with half of the edits, none with twice as many.
     """
@@ -93,6 +98,8 @@ class Effort:
     fine: int = 200
     grafts: int = 3
     sweeps: int = 0
+    between: int = 1
+    sinks: int = 8
 
 
 def effort_for(ops: int, native: bool) -> Effort:
@@ -100,22 +107,22 @@ def effort_for(ops: int, native: bool) -> Effort:
     if not native:
         return _plain_effort(ops)
     if ops <= 100:
-        return Effort(2, 3, 5, 10_000 * ops, fine=300, sweeps=6 if ops <= 60 else 2)
+        return Effort(2, 3, 5, 10_000 * ops, fine=300, sweeps=6 if ops <= 60 else 2, sinks=24)
     if ops <= 1000:
         return Effort(5, 3, 5, min(10_000 * ops, 2_000_000))
     if ops <= 3000:
         return Effort(5, 2, 3, 3_000_000, tolerance=0.25)
     if ops <= 10_000:
-        return Effort(5, 1, 0, 1_000_000, tolerance=0.25, bisections=3, fine=100, grafts=1)
-    return Effort(10, 1, 0, 0, tolerance=0.25, bisections=1, fine=48, grafts=1)
+        return Effort(5, 1, 0, 1_000_000, tolerance=0.25, bisections=3, fine=100, grafts=1, sinks=2)
+    return Effort(10, 1, 0, 0, tolerance=0.25, bisections=1, fine=48, grafts=1, between=0, sinks=0)
 
 
 def _plain_effort(ops: int) -> Effort:
     if ops <= 500:
-        return Effort(5, 1, 3, 0, fine=48)
+        return Effort(5, 1, 3, 0, fine=48, between=0, sinks=0)
     if ops <= 2000:
-        return Effort(5, 1, 1, 0, tolerance=0.25, bisections=4, fine=48)
-    return Effort(20, 1, 1, 0, tolerance=0.25, bisections=1, fine=12)
+        return Effort(5, 1, 1, 0, tolerance=0.25, bisections=4, fine=48, between=0, sinks=0)
+    return Effort(20, 1, 1, 0, tolerance=0.25, bisections=1, fine=12, between=0, sinks=0)
 
 
 class Search:
@@ -139,7 +146,9 @@ class Search:
         # The orders of first runs to start from: those that can go lowest.
         ranked = sorted(range(len(orders)), key=promises.__getitem__)
         self.bases = [orders[index] for index in ranked[: self.effort.orders]]
-        self.targets = self._targets()
+        self.round = self._round_targets()
+        self.targets = sorted({*self.round, *self._targets_between()}, reverse=True)
+        self.asked: set[int] = set()
 
     def run(self) -> Ladder:
         """The ladder."""
@@ -147,6 +156,7 @@ class Search:
         self.tell(0.4)
         self.graft()
         self.tell(0.5)
+        self.sink()
         self.bisect()
         self.tell(0.6)
         self.improve()
@@ -192,13 +202,44 @@ class Search:
         if ladder.improves(peak, seconds):
             ladder.add(Rung(peak, seconds, np.array(tape.order(), dtype=np.int32)))
 
-    def _targets(self) -> list[int]:
+    def at(self, budget: int) -> Rung:
+        """The fastest plan under a budget, or the smallest plan, after descents to that very budget."""
+        if self.floor <= budget < self.top and budget not in self.asked:
+            self.asked.add(budget)
+            self.afresh(budget)
+            self.graft_to(budget)
+            self.loosen(budget)
+        return self.ladder.best(budget) or self.ladder[0]
+
+    def afresh(self, budget: int) -> None:
+        """Descend to a budget from each of the orders of first runs."""
+        exponents = EXPONENTS if self.native else EXPONENTS[: self.effort.exponents]
+        for start in map(self.tape, self.bases):
+            if start.peak() > budget:
+                for exponent in exponents:
+                    self.attempt(start, budget, exponent)
+
+    def loosen(self, budget: int) -> None:
+        """Take repeated runs away from the best plan under a budget, as far as the budget allows."""
+        best = self.ladder.best(budget)
+        if best is not None and self.short(best.order):
+            tape = self.tape(best.order.tolist())
+            tape.prune(budget)
+            self.note(tape)
+
+    def _round_targets(self) -> list[int]:
         """Targets from the top to the floor: round shares of the top, as people ask for them, then finer."""
         shares = [share / 100 for share in range(100 - self.effort.step, 0, -self.effort.step)]
         round_ones = [int(self.top * share) for share in shares if self.top * share > self.floor]
         last = round_ones[-1] if round_ones else self.top
         finer = [self.floor + int((last - self.floor) * share) for share in FINER]
         return sorted({*round_ones, *finer}, reverse=True)
+
+    def _targets_between(self) -> list[int]:
+        """Finer shares of the top, for plans that cost a single descent each."""
+        between = self.effort.between
+        shares = range(100 - between, 0, -between) if between else ()
+        return [target for share in shares if (target := self.top * share // 100) > self.floor]
 
     def attempt(
         self, start: NativeTape | PlainTape, target: int, exponent: float, ladder: Ladder | None = None
@@ -211,24 +252,29 @@ class Search:
         return tape
 
     def down(self, base: Sequence[int]) -> Ladder:
-        """A ladder from one base: plan for each target in turn, until two in a row are out of reach."""
+        """A ladder from one base: plan for each target in turn, until two round ones are out of reach."""
         found = Ladder()
         first = last = self.tape(base)
         fresh = list(EXPONENTS[: self.effort.exponents])
-        missed = 0
+        missed, reached = 0, True
         for target in [target for target in self.targets if target < first.peak()]:
+            is_round = target in self.round
+            # A miss takes the most edits of all: after one, only round targets are tried.
+            if not is_round and not reached:
+                continue
             tapes = [self.attempt(last, target, EXPONENTS[0], found)]
-            for exponent in list(fresh):
+            for exponent in list(fresh) if is_round else ():
                 tapes.append(self.attempt(first, target, exponent, found))
                 # A fresh start that misses this target will hardly reach the lower ones.
                 if tapes[-1].peak() > target:
                     fresh.remove(exponent)
             fitting = [tape for tape in tapes if tape.peak() <= target]
-            missed = 0 if fitting else missed + 1
-            # One miss can be bad luck of a greedy descent; two in a row hardly are.
+            reached = bool(fitting)
+            missed = 0 if reached else missed + is_round
+            # One miss can be bad luck of a greedy descent; two in a row, far enough apart, hardly are.
             if missed == 2:
                 break
-            if fitting:
+            if reached:
                 last = min(fitting, key=lambda tape: (tape.seconds, tape.peak()))
         return found
 
@@ -265,11 +311,25 @@ class Search:
             self.note(tape)
 
     def graft(self) -> None:
-        """Descend to each target from the plans right above it."""
-        for target in self.targets:
-            above = [rung for rung in self.ladder if rung.peak > target and self.short(rung.order)]
-            for rung in above[: self.effort.grafts]:
-                self.attempt(self.tape(rung.order.tolist()), target, EXPONENTS[0])
+        """Descend to each round target from the plans right above it."""
+        for target in self.round:
+            self.graft_to(target)
+
+    def graft_to(self, target: int) -> None:
+        """Descend to a target from the plans right above it."""
+        above = [rung for rung in self.ladder if rung.peak > target and self.short(rung.order)]
+        for rung in above[: self.effort.grafts]:
+            self.attempt(self.tape(rung.order.tolist()), target, EXPONENTS[0])
+
+    def sink(self) -> None:
+        """Descend from plans all along the ladder to what lies between the smallest plan and the floor.
+
+        Neighbours are much alike, and mostly miss alike: the plan that leads further down may be any.
+        """
+        rungs = [rung for rung in self.ladder if self.short(rung.order)]
+        for rung in rungs[:: 1 + len(rungs) // self.effort.sinks] if self.effort.sinks else ():
+            target = (self.least().peak + self.floor) // 2
+            self.attempt(self.tape(rung.order.tolist()), target, EXPONENTS[0])
 
     def short(self, runs: Sized) -> bool:
         """Whether an order is short enough to work on: plans near the floor may run all ops many times."""
@@ -298,7 +358,7 @@ class Search:
             return
         chance = Random(len(self.graph.ops))
         edits = 0
-        for turn, target in enumerate(cycle(self.targets)):
+        for turn, target in enumerate(cycle(self.round)):
             if edits >= self.effort.edits:
                 return
             best = self.ladder.best(target)
