@@ -181,7 +181,13 @@ def judge(facts: Facts, order: Sequence[int]) -> tuple[int, float]:
 class NativeTape:
     """A tape in C; see `tape.Tape`."""
 
-    def __init__(self, facts: Facts, order: Sequence[int] | None, *, handle: int | None = None) -> None:
+    def __init__(
+        self,
+        facts: Facts,
+        order: Sequence[int] | npt.NDArray[np.int32] | None,
+        *,
+        handle: int | None = None,
+    ) -> None:
         found = library()
         assert found is not None, "there is no compiled search"
         self.facts, self.library = facts, found
@@ -207,11 +213,15 @@ class NativeTape:
         """The seconds of all runs."""
         return float(self.library.lowtide_seconds(self.handle))
 
-    def order(self) -> list[int]:
-        """The runs in order."""
+    def in_order(self) -> npt.NDArray[np.int32]:
+        """The runs in order, as an array."""
         runs = np.empty(self.library.lowtide_order(self.handle, None), dtype=np.int32)
         self.library.lowtide_order(self.handle, runs.ctypes.data)
-        order: list[int] = runs.tolist()
+        return runs
+
+    def order(self) -> list[int]:
+        """The runs in order."""
+        order: list[int] = self.in_order().tolist()
         return order
 
     @property

@@ -6,24 +6,25 @@ Method, in this order:
 
 1. *Down*, from each of a few orders of first runs (see `reorder`): targets from the peak of keeping
    everything to what the largest single run needs are each planned for by greedy descents (see `greedy`),
-   which go on from the plan for the target before. For *round* targets, some percent apart, they also start
-   afresh with several weights of bytes against seconds.
-2. *Plant* the plans of other methods (see `seeds`), and *graft*: descend to each round target from the plans
-   right above it.
-3. *Sink*: descend towards the floor from plans all along the ladder. *Bisect*: between the last target
-   reached and the first one missed, look for the smallest peak.
+   which go on from the plan for the target before and start afresh with several weights of bytes against
+   seconds.
+2. *Plant* the plans of other methods (see `seeds`), and *graft*: descend to each target from the plans right
+   above it.
+3. *Bisect*: between the last target reached and the first one missed, look for the smallest peak.
 4. *Improve* (ruin and recreate, Schrimpf et al. 2000; large neighbourhood search, Shaw 1998): take some
    repeated runs of a plan away at random, within a random part of the step, and descend anew with some noise
    in the scores; keep what is better. As long as the effort allows.
 5. *Up*: fill the space between the targets by taking repeated runs away as the budget grows.
 6. *Anneal* (simulated annealing, Kirkpatrick et al. 1983), on graphs of up to a hundred ops: put single runs
    in and out at random, cooling down.
+7. *Fill*: one more descent each for finer targets. *Sink*: descend towards the floor from plans all along the
+   ladder.
 
 Nothing of that depends on a budget, on the clock or on a random seed of the process: the effort is counted in
 edits of the tape, and the noise is a hash. So the same graph gets the same ladder.
 
-7. *At* a budget that is asked for, a few more descents go to that very budget: no budget of bytes is one of
-   the targets. What they find joins the ladder.
+8. *At* a budget that is asked for, a few more descents go to that very budget, since no budget of bytes is
+   one of the targets. What they find joins the ladder.
 
 Complexity: about `Effort.edits` edits for graphs of up to some thousand ops, above that about ten descents.
 
@@ -34,11 +35,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from random import Random
 
 import numpy as np
+import numpy.typing as npt
 
 from ...plans.graph import Graph
 from .greedy import PlainTape
@@ -82,9 +84,9 @@ doubled."""
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to search: round targets `step` percent apart, numbers of first orders, exponents, edits.
+    """How much to search: targets `step` percent apart, numbers of first orders, of exponents, of edits.
 
-    Targets `between` the round ones (0: none) are that many percent apart, `sinks` the plans that *sink*.
+    Targets of *fill* are `between` percent apart (0: there are none), `sinks` is how many plans sink.
     Chosen, for some seconds of planning at every size (benchmarks/plan_times.py). At 120 to 130 ops one
     plan in twelve changes by 2 % with half of the edits, none with twice as many.
     """
@@ -111,9 +113,10 @@ def effort_for(ops: int, native: bool) -> Effort:
     if ops <= 1000:
         return Effort(5, 3, 5, min(10_000 * ops, 2_000_000))
     if ops <= 3000:
-        return Effort(5, 2, 3, 3_000_000, tolerance=0.25)
+        return Effort(5, 2, 3, 3_000_000, tolerance=0.25, between=2, sinks=4)
     if ops <= 10_000:
-        return Effort(5, 1, 0, 1_000_000, tolerance=0.25, bisections=3, fine=100, grafts=1, sinks=2)
+        few = Effort(5, 1, 0, 1_000_000, tolerance=0.25, bisections=3, fine=100, grafts=1)
+        return replace(few, between=0, sinks=2)
     return Effort(10, 1, 0, 0, tolerance=0.25, bisections=1, fine=48, grafts=1, between=0, sinks=0)
 
 
@@ -146,8 +149,7 @@ class Search:
         # The orders of first runs to start from: those that can go lowest.
         ranked = sorted(range(len(orders)), key=promises.__getitem__)
         self.bases = [orders[index] for index in ranked[: self.effort.orders]]
-        self.round = self._round_targets()
-        self.targets = sorted({*self.round, *self._targets_between()}, reverse=True)
+        self.targets = self._targets()
         self.asked: set[int] = set()
 
     def run(self) -> Ladder:
@@ -156,12 +158,13 @@ class Search:
         self.tell(0.4)
         self.graft()
         self.tell(0.5)
-        self.sink()
         self.bisect()
         self.tell(0.6)
         self.improve()
         self.up()
         self.anneal()
+        self.fill()
+        self.sink()
         self.tell(1.0)
         return self.ladder
 
@@ -192,24 +195,28 @@ class Search:
         if self.progress is not None:
             self.progress(share)
 
-    def tape(self, order: Sequence[int]) -> NativeTape | PlainTape:
-        return NativeTape(self.facts, order) if self.native else PlainTape(self.facts, order)
+    def tape(self, order: Sequence[int] | npt.NDArray[np.int32]) -> NativeTape | PlainTape:
+        return NativeTape(self.facts, order) if self.native else PlainTape(self.facts, [*map(int, order)])
 
     def note(self, tape: NativeTape | PlainTape, ladder: Ladder | None = None) -> None:
         """Put a plan on a ladder, the one of the search unless another is named."""
         ladder = self.ladder if ladder is None else ladder
         peak, seconds = tape.peak(), tape.seconds
         if ladder.improves(peak, seconds):
-            ladder.add(Rung(peak, seconds, np.array(tape.order(), dtype=np.int32)))
+            ladder.add(Rung(peak, seconds, tape.in_order()))
 
     def at(self, budget: int) -> Rung:
         """The fastest plan under a budget, or the smallest plan, after descents to that very budget."""
-        if self.floor <= budget < self.top and budget not in self.asked:
+        if not self.is_settled(budget):
             self.asked.add(budget)
             self.afresh(budget)
             self.graft_to(budget)
             self.loosen(budget)
         return self.ladder.best(budget) or self.ladder[0]
+
+    def is_settled(self, budget: int) -> bool:
+        """Whether descents to a budget were made, or would be in vain."""
+        return budget in self.asked or not self.floor <= budget < self.top
 
     def afresh(self, budget: int) -> None:
         """Descend to a budget from each of the orders of first runs."""
@@ -223,11 +230,11 @@ class Search:
         """Take repeated runs away from the best plan under a budget, as far as the budget allows."""
         best = self.ladder.best(budget)
         if best is not None and self.short(best.order):
-            tape = self.tape(best.order.tolist())
+            tape = self.tape(best.order)
             tape.prune(budget)
             self.note(tape)
 
-    def _round_targets(self) -> list[int]:
+    def _targets(self) -> list[int]:
         """Targets from the top to the floor: round shares of the top, as people ask for them, then finer."""
         shares = [share / 100 for share in range(100 - self.effort.step, 0, -self.effort.step)]
         round_ones = [int(self.top * share) for share in shares if self.top * share > self.floor]
@@ -252,31 +259,36 @@ class Search:
         return tape
 
     def down(self, base: Sequence[int]) -> Ladder:
-        """A ladder from one base: plan for each target in turn, until two round ones are out of reach."""
+        """A ladder from one base: plan for each target in turn, until two in a row are out of reach."""
         found = Ladder()
         first = last = self.tape(base)
         fresh = list(EXPONENTS[: self.effort.exponents])
-        missed, reached = 0, True
+        missed = 0
         for target in [target for target in self.targets if target < first.peak()]:
-            is_round = target in self.round
-            # A miss takes the most edits of all: after one, only round targets are tried.
-            if not is_round and not reached:
-                continue
             tapes = [self.attempt(last, target, EXPONENTS[0], found)]
-            for exponent in list(fresh) if is_round else ():
+            for exponent in list(fresh):
                 tapes.append(self.attempt(first, target, exponent, found))
                 # A fresh start that misses this target will hardly reach the lower ones.
                 if tapes[-1].peak() > target:
                     fresh.remove(exponent)
             fitting = [tape for tape in tapes if tape.peak() <= target]
-            reached = bool(fitting)
-            missed = 0 if reached else missed + is_round
-            # One miss can be bad luck of a greedy descent; two in a row, far enough apart, hardly are.
+            missed = 0 if fitting else missed + 1
+            # One miss can be bad luck of a greedy descent; two in a row hardly are.
             if missed == 2:
                 break
-            if reached:
+            if fitting:
                 last = min(fitting, key=lambda tape: (tape.seconds, tape.peak()))
         return found
+
+    def fill(self) -> None:
+        """Plan for finer targets, each from the plan for the one before, as far down as these are reached."""
+        for base in self.bases[:1] if self.effort.between else ():
+            last = self.tape(base)
+            for target in self._targets_between():
+                if target < last.peak():
+                    last = self.attempt(last, target, EXPONENTS[0])
+                    if last.peak() > target:
+                        break
 
     def seeds(self) -> list[list[int]]:
         """The plans of other methods, but for those that an earlier one beats.
@@ -306,20 +318,20 @@ class Search:
                     tape.prune(tape.peak())
                     self.note(tape)
         for rung in [rung for rung in self.ladder if not self.short(rung.order)][:MOST_LONG]:
-            tape = self.tape(rung.order.tolist())
+            tape = self.tape(rung.order)
             tape.prune(rung.peak, limit=4 * self.limit)
             self.note(tape)
 
     def graft(self) -> None:
         """Descend to each round target from the plans right above it."""
-        for target in self.round:
+        for target in self.targets:
             self.graft_to(target)
 
     def graft_to(self, target: int) -> None:
         """Descend to a target from the plans right above it."""
         above = [rung for rung in self.ladder if rung.peak > target and self.short(rung.order)]
         for rung in above[: self.effort.grafts]:
-            self.attempt(self.tape(rung.order.tolist()), target, EXPONENTS[0])
+            self.attempt(self.tape(rung.order), target, EXPONENTS[0])
 
     def sink(self) -> None:
         """Descend from plans all along the ladder to what lies between the smallest plan and the floor.
@@ -329,7 +341,7 @@ class Search:
         rungs = [rung for rung in self.ladder if self.short(rung.order)]
         for rung in rungs[:: 1 + len(rungs) // self.effort.sinks] if self.effort.sinks else ():
             target = (self.least().peak + self.floor) // 2
-            self.attempt(self.tape(rung.order.tolist()), target, EXPONENTS[0])
+            self.attempt(self.tape(rung.order), target, EXPONENTS[0])
 
     def short(self, runs: Sized) -> bool:
         """Whether an order is short enough to work on: plans near the floor may run all ops many times."""
@@ -347,7 +359,7 @@ class Search:
             target = (least.peak + missed) // 2
             if target >= least.peak:
                 return
-            start = self.tape(least.order.tolist())
+            start = self.tape(least.order)
             found = min(self.attempt(start, target, exponent).peak() for exponent in EXPONENTS[:2])
             if found > target:
                 missed = max(target, missed)
@@ -358,7 +370,7 @@ class Search:
             return
         chance = Random(len(self.graph.ops))
         edits = 0
-        for turn, target in enumerate(cycle(self.round)):
+        for turn, target in enumerate(cycle(self.targets)):
             if edits >= self.effort.edits:
                 return
             best = self.ladder.best(target)
@@ -366,7 +378,7 @@ class Search:
             if best is None or not self.short(best.order):
                 best = self.least()
                 target = best.peak - 1 - int((best.peak - self.floor) * chance.choice((0.0, 0.02, 0.1)))
-            tape = NativeTape(self.facts, best.order.tolist())
+            tape = NativeTape(self.facts, best.order)
             width = chance.choice((1.0, 0.5, 0.25, 0.1))
             start = chance.random() * (1 - width)
             tape.ruin(start, start + width, share=chance.choice((0.1, 0.3, 0.6, 1.0)), seed=turn)
@@ -388,14 +400,14 @@ class Search:
     def up(self) -> None:
         """Fill the ladder between the targets: let go of recomputations as the budget grows."""
         first = self.least()
-        low, found = first.peak, self.tape(first.order.tolist())
+        low, found = first.peak, self.tape(first.order)
         for step in range(1, self.effort.fine):
             target = low + (self.top - low) * step // self.effort.fine
             found.prune(target)
             best = self.ladder.best(target)
             assert best is not None
             if best.seconds < found.seconds:
-                found = self.tape(best.order.tolist())
+                found = self.tape(best.order)
                 found.prune(target)
             self.note(found)
 
@@ -409,7 +421,7 @@ class Search:
             steps = min(STEPS * ops, MOST_STEPS // (len(budgets) * self.effort.sweeps + 1))
             for budget in budgets:
                 start = self.ladder.best(budget) or self.ladder[0]
-                tape = NativeTape(self.facts, start.order.tolist())
+                tape = NativeTape(self.facts, start.order)
                 price = PRICES[sweep % len(PRICES)] * once / (ops * (self.top - budget))
                 tape.anneal(budget, steps=steps, price=price, heat=heat, seed=sweep)
                 if tape.peak() <= budget:
