@@ -24,9 +24,11 @@ from ..plans.graph import Graph
 from ..plans.keep_all import keep_all
 from ..plans.schedule import Schedule
 from ..plans.simulator import simulate
+from .knee import Point, knee
+from .search.ladder import Rung
 from .search.search import Search
 
-__all__ = ["auto", "frontier_schedules"]
+__all__ = ["auto", "frontier_schedules", "knee_rung", "rungs"]
 
 
 def auto(graph: Graph, budget: int) -> Schedule:
@@ -41,7 +43,31 @@ def auto(graph: Graph, budget: int) -> Schedule:
 def frontier_schedules(graph: Graph, progress: Callable[[float], None] | None = None) -> list[Schedule]:
     """The undominated schedules of a graph, from the smallest peak to keeping everything."""
     with _searched(graph, progress) as search:
+        _settle_knee(search)
         return [search.facts.schedule(rung.order.tolist()) for rung in search.ladder]
+
+
+def rungs(graph: Graph) -> list[Rung]:
+    """The plans of a graph that were found so far, by their peaks and seconds."""
+    with _searched(graph) as search:
+        return list(search.ladder)
+
+
+def knee_rung(graph: Graph) -> Rung:
+    """The plan at the knee."""
+    with _searched(graph) as search:
+        return _settle_knee(search)
+
+
+def _settle_knee(search: Search) -> Rung:
+    """The rung at the knee, after descents to its peak: whoever asks for that budget moves it no more."""
+    whole = Point(search.top, search.graph.seconds)
+    while True:
+        places = {Point(rung.peak, rung.seconds): rung for rung in search.ladder}
+        found = places[knee(places, whole)]
+        if search.is_settled(found.peak):
+            return found
+        search.at(found.peak)
 
 
 _remembered: dict[Graph, Search] = {}
