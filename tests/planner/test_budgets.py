@@ -431,3 +431,14 @@ def test_parts_of_a_step_have_no_share_of_the_device() -> None:
     for attempt in tries:
         with pytest.raises(lowtide.BudgetError, match=r"9\d?% of device is not known to"):
             attempt()
+
+
+@pytest.mark.slow
+def test_the_knee_is_that_of_the_exact_step_where_layers_may_be_sketched_or_run_in_chunks() -> None:
+    torch.manual_seed(0)
+    layers = [m for _ in range(4) for m in (nn.Linear(256, 256), nn.GELU())]
+    model, x = nn.Sequential(*layers, nn.Linear(256, 1024)), torch.randn(2048, 256)
+    exact = lowtide.plan(model, x, budget="knee").budget
+    assert lowtide.plan(model, x, budget="knee", split=True).budget == exact
+    lowtide.sketch(model, rate=0.1)
+    assert lowtide.plan(model, x, budget="knee").budget == exact

@@ -113,7 +113,7 @@ def effort_for(ops: int, native: bool) -> Effort:
     if ops <= 1000:
         return Effort(5, 3, 5, min(10_000 * ops, 2_000_000))
     if ops <= 3000:
-        return Effort(5, 2, 3, 3_000_000, tolerance=0.25, between=2, sinks=4)
+        return Effort(5, 2, 3, 3_000_000, tolerance=0.25, between=0, sinks=2)
     if ops <= 10_000:
         few = Effort(5, 1, 0, 1_000_000, tolerance=0.25, bisections=3, fine=100, grafts=1)
         return replace(few, between=0, sinks=2)
