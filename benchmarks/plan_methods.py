@@ -5,8 +5,9 @@ simulator. Its *extra* at a budget is the least of all its judged plans that fit
 for a smaller budget counts as well; its *floor* is the smallest peak of all. `seconds` are those of the first
 budget alone, in a fresh process.
 
-Two methods have no budget: a checkpoint around every block is one plan, torch's partitioner gives one for
-each of its own budgets.
+"quick" is no method of its own but the descents with which `auto` begins; `auto` must not be behind it
+either. Two methods have no budget: a checkpoint around every block is one plan, torch's partitioner gives
+one for each of its own budgets.
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ from lowtide.plans.schedule import Schedule
 from lowtide.plans.simulator import simulate
 from lowtide.solve import METHODS
 from lowtide.solve.bound import lower_bound
-from plan_results import BOUND, SHARES, Row
+from lowtide.solve.quick import quick, smallest
+from lowtide.solve.search.tape import Facts
+from plan_results import BETWEEN, BOUND, SHARES, Row
 from torch_budget import BUDGETS, torch_budget_schedules
 
 __all__ = ["ROWS", "rows"]
 
 FLOOR = 0
-ASKED = (50, FLOOR, 25, 35, 70)
+ASKED = (50, FLOOR, 25, 35, 70, *BETWEEN)
 """The budgets in the order in which a method is asked: the most telling first, should time run out."""
 
-SOLVERS = ("auto", "lower_sets", "lower_sets_approximate", "chain", "sequence", "rotor", "sqrt_segments")
+LOWER_SETS = ("lower_sets", "lower_sets_approximate")
+SOLVERS = ("auto", "quick", *LOWER_SETS, "chain", "sequence", "rotor", "sqrt_segments")
 
 
 class Judged:
@@ -85,12 +89,19 @@ def rows(name: str, method: str) -> Iterator[Row]:
         yield replace(row, reason=str(error))
 
 
+def quick_schedule(graph: Graph, budget: int) -> Schedule:
+    """A quick look as a method: the smallest plan for a budget of 0."""
+    rung = quick(graph, budget) if budget else smallest(graph)
+    return Facts(graph).schedule(rung.order.tolist())
+
+
 def solved(graph: Graph, row: Row) -> Iterator[Row]:
     judged = Judged(graph)
+    method = quick_schedule if row.method == "quick" else METHODS[row.method]
     shares = shares_of(row.graph, row.method)
     for count, share in enumerate(shares, start=1):
         start = time.process_time()
-        schedule = METHODS[row.method](graph, budget_of(row, share))
+        schedule = method(graph, budget_of(row, share))
         if row.seconds is None:
             row = replace(row, seconds=time.process_time() - start)
         judged.add(schedule)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 __all__ = [
+    "BETWEEN",
     "BOUND",
     "RESULTS",
     "SHARES",
@@ -30,6 +31,9 @@ RESULTS = Path(__file__).parent / "results" / "plans.jsonl"
 
 SHARES = (70, 50, 35, 25)
 """Budgets in percent of the vanilla peak."""
+
+BETWEEN = (73, 58, 47, 33, 27)
+"""Budgets that are no round ones, as a number of bytes never is: compared as well, without a bound."""
 
 BOUND = "bound"
 """The row of a graph that is no method's but says what no schedule can beat."""

@@ -6,12 +6,13 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from plan_results import BOUND, SHARES, Pair, Row, Share, comparisons, gap, losses
+from plan_results import BETWEEN, BOUND, SHARES, Pair, Row, Share, comparisons, gap, losses
 
 __all__ = ["paper_table", "plan_tables", "plan_times_table"]
 
 METHODS = {
     "auto": "auto",
+    "quick": "quick look",
     "lower_sets": "lower sets",
     "lower_sets_approximate": "lower sets, approximate",
     "chain": "chain",
@@ -62,6 +63,10 @@ def plan_tables(rows: Rows) -> str:
     ]
     for share in SHARES:
         parts += [f"Extra time at {share} % of the vanilla peak:", extra_grid(rows, share)]
+    parts += [
+        "Extra time at budgets that are not round, `auto` / the best of the others:",
+        between_grid(rows),
+    ]
     return "\n\n".join([*parts, "Seconds of the processor for one plan, at 50 %:", grid(rows, seconds_cell)])
 
 
@@ -79,6 +84,22 @@ def grid(rows: Rows, cell: Callable[[Row], str], *, share: int | None = None) ->
         line = [NETWORKS[name], *("" if row is None else cell(row) for row in mine)]
         lines.append([*line, *bound_cells(rows, name, share)] if share else line)
     return table(head, lines)
+
+
+def between_grid(rows: Rows) -> str:
+    """A line for each graph that was asked for these budgets, a column per budget."""
+    lines = []
+    for name in dict.fromkeys(graph for graph, _ in rows):
+        auto = rows.get((name, "auto"))
+        if auto is not None and str(BETWEEN[0]) in auto.extra:
+            others = [row for (graph, method), row in rows.items() if graph == name and method != "auto"]
+            lines.append([NETWORKS[name], *(between_cell(auto, others, str(share)) for share in BETWEEN)])
+    return table(["graph", *(f"{share} %" for share in BETWEEN)], lines)
+
+
+def between_cell(auto: Row, others: Iterable[Row], share: str) -> str:
+    fitting = [extra for row in others if isinstance(extra := row.extra.get(share), float)]
+    return f"{percent(auto.extra.get(share))} / {percent(min(fitting, default=None))}"
 
 
 def bound_cells(rows: Rows, name: str, share: int) -> tuple[str, str]:

@@ -55,7 +55,7 @@ def sources(method: str) -> Iterator[Path]:
     yield Path(__file__).parent / "plan_methods.py"
     yield from (SOURCE / "plans" / f"{name}.py" for name in ("events", "keep_all", "order", "simulator"))
     yield from (solve / f"{name}.py" for name in ("chain_stages", "sqrt_segments"))
-    folder = solve if method == "auto" else own
+    folder = solve if method in ("auto", "quick") else own
     yield from (path for path in folder.rglob("*") if path.suffix in (".py", ".c", ".h"))
     yield from Path(__file__).parent.glob(f"{method}.py")
 

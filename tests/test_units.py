@@ -104,7 +104,7 @@ def test_a_share_is_what_is_written_of_the_whole() -> None:
     assert parse_budget("100%").part(10**16 + 1) == 10**16 + 1
 
 
-@pytest.mark.parametrize("asked", ["free", "min", " Free "])
+@pytest.mark.parametrize("asked", ["free", "min", "knee", " Free "])
 def test_words(asked: str) -> None:
     assert parse_budget(asked).word == asked.strip().lower()
 

@@ -116,10 +116,11 @@ class Options:
         check_seconds(self.planning_seconds)
         if self.plan is not None:
             kind_of("plan=", self.plan, Plan, "a lowtide.Plan")
-        if self.plan is not None and self.budget is not None and self.budget.word == "min":
+        if self.plan is not None and self.budget is not None and self.budget.word in ("min", "knee"):
+            sort = "smallest plan" if self.budget.word == "min" else "plan at the knee"
             raise LowtideError(
-                'budget "min" asks for the smallest plan, plan= for the one that is given: leave one of them '
-                'out, or write a budget that the plan must keep to, as in "8GiB"'
+                f'budget "{self.budget}" asks for the {sort}, plan= for the one that is given: leave one of '
+                'them out, or write a budget that the plan must keep to, as in "8GiB"'
             )
 
     def _check_step_in_backward(self) -> None:
@@ -149,15 +150,16 @@ class Options:
 def limit(options: Options, plan: Plan | None) -> int | None:
     """The bytes that a planned step may take together with what comes later, None where nothing says so.
 
-    A share of the step's own uncapped peak limits the step alone; bytes, shares of the device's memory and
-    "free" limit all that is there.
+    A share of the step's own uncapped peak, and its knee, limit the step alone; bytes, shares of the device's
+    memory and "free" limit all that is there.
     """
     budget = options.budget
-    if plan is None or (budget is not None and budget.is_share_of_peak):
+    if plan is None or (budget is not None and budget.is_relative):
         return None
     return plan.budget
 
 
 def relative_to(options: Options) -> str:
     """What a share is of, in words, for what is said where `limit` gives nothing."""
-    return f"the budget {options.budget} is of the uncapped peak of one call, as it was planned"
+    of = "the knee" if options.budget is not None and options.budget.is_knee else "of the uncapped peak"
+    return f"the budget {options.budget} is {of} of one call, as it was planned"

@@ -2,7 +2,8 @@
 
 Integers are bytes. "8GiB" is 8 * 2^30, "8GB" is 8 * 10^9. "60%" is a share of what the step takes without a
 budget, "90% of device" one of the device's memory. "free" is what the device has free; "min" is the smallest
-peak that can be found. `planner.budgets` makes bytes of them.
+peak that can be found, "knee" the one below which memory costs more than its share of time. `planner` makes
+bytes of them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _BITS = re.compile("[KMGTP]i?b")
 _OF_DEVICE = re.compile(r"\s*of\s+(?:the\s+)?device\s*", re.IGNORECASE)
 
 _MOST_BITS = 63
-_EXAMPLES = 'write an integer of bytes, "8GiB", "512MB", "60%", "90% of device", "free" or "min"'
+_EXAMPLES = 'write an integer of bytes, "8GiB", "512MB", "60%", "90% of device", "free", "min" or "knee"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,18 @@ class Budget:
 
     @property
     def is_share_of_peak(self) -> bool:
-        """Whether it is relative to what the step itself takes, so that no other bytes count against it."""
+        """Whether it is a share of what the step takes without a budget."""
         return self.share is not None and self.of == "peak"
+
+    @property
+    def is_knee(self) -> bool:
+        """Whether it is looked for among the step's own plans."""
+        return self.word == "knee"
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether it is relative to what the step itself takes, so that no other bytes count against it."""
+        return self.is_share_of_peak or self.is_knee
 
     @property
     def is_share_of_device(self) -> bool:
@@ -91,7 +102,7 @@ def parse_budget(budget: int | str | Budget) -> Budget:
 
 def _parse_text(text: str) -> Budget:
     word = text.strip().lower()
-    if word in ("free", "min"):
+    if word in ("free", "min", "knee"):
         return Budget(text, word=word)
     start, percent, rest = text.partition("%")
     of_device = _OF_DEVICE.fullmatch(rest) is not None

@@ -157,6 +157,7 @@ def test_where_only_a_cap_fits() -> None:
     [
         ("1KiB", "not even one sample fits: budget 1KiB"),
         ("min", '"min" fits no batch'),
+        ("knee", '"knee" moves with the batch'),
         ("200% of device", "more than"),
         ("90%", 'which grows with the batch.*"90% of device"'),
     ],

@@ -20,9 +20,10 @@ from lowtide.errors import LowtideError
 from lowtide.plans.keep_all import keep_all
 from lowtide.plans.simulator import simulate
 from lowtide.solve.bound import lower_bound
+from lowtide.solve.quick import smallest
 from lowtide.solve.sqrt_segments import sqrt_segments
 from networks import Network
-from plan_results import SHARES, Loss, Row, gap, losses, read, write
+from plan_results import BETWEEN, SHARES, Loss, Row, gap, losses, read, write
 from plan_text import summary_text, table_text
 from torch_budget import torch_budget_schedules
 
@@ -48,11 +49,11 @@ def best(schedules, budget):
 
 def test_a_row_is_what_the_simulator_says_of_a_methods_schedules():
     row = list(plan_methods.rows("unet", "sqrt_segments"))[-1]
-    budgets = {share: VANILLA.peak * share // 100 for share in (*SHARES, 0)}
+    budgets = {share: VANILLA.peak * share // 100 for share in (*SHARES, *BETWEEN, 0)}
     schedules = [sqrt_segments(GRAPH, budget) for budget in budgets.values()]
     assert row.vanilla == VANILLA.peak
     assert row.ops == len(GRAPH.ops)
-    for share in SHARES:
+    for share in (*SHARES, *BETWEEN):
         wanted = best(schedules, budgets[share])
         assert row.extra[str(share)] == (None if wanted is None else pytest.approx(wanted))
     assert row.floor == min(simulate(GRAPH, schedule).peak for schedule in schedules)
@@ -64,14 +65,16 @@ def test_a_plan_for_a_smaller_budget_counts_for_a_larger_one(monkeypatch):
     floor = simulate(GRAPH, tight)
     solver(monkeypatch, "chain", lambda graph, budget: keep_all(graph) if budget else tight)
     row = list(plan_methods.rows("unet", "chain"))[-1]
-    fits = {share: floor.peak <= VANILLA.peak * share // 100 for share in SHARES}
+    fits = {share: floor.peak <= VANILLA.peak * share // 100 for share in (*SHARES, *BETWEEN)}
     assert any(fits.values())
-    assert row.extra == {str(share): floor.extra if fits[share] else None for share in SHARES}
+    assert row.extra == {str(share): floor.extra if fits[share] else None for share in fits}
 
 
 def test_only_budgets_that_were_asked_for_are_answered():
     found = list(plan_methods.rows("unet", "sqrt_segments"))
-    assert [len(row.extra) + (row.floor is not None) for row in found] == [0, 1, 2, 3, 4, 5]
+    assert [len(row.extra) + (row.floor is not None) for row in found] == list(
+        range(len(SHARES) + len(BETWEEN) + 2)
+    )
 
 
 def test_auto_is_asked_for_the_papers_share_too(monkeypatch):
@@ -110,7 +113,7 @@ def test_torchs_partitions_are_judged_on_the_graph_of_the_corpus(monkeypatch):
     monkeypatch.setattr(plan_methods, "load", lambda name: graph)
     row = list(plan_methods.rows("unet", "torch_budget"))[-1]
     assert row.floor == min(simulate(graph, schedule).peak for schedule in schedules.values())
-    assert set(row.extra) == {str(share) for share in SHARES}
+    assert set(row.extra) == {str(share) for share in (*SHARES, *BETWEEN)}
     assert row.seconds > 0
 
 
@@ -194,9 +197,9 @@ def test_fingerprints_follow_the_sources_of_a_method(monkeypatch, tmp_path):
         (tmp_path / name).write_text("new")
         return {method for method, old in before.items() if plans.fingerprint("unet", method) != old}
 
-    assert changed_by("solve/rotor/method.py") == {"auto", "rotor"}
-    assert changed_by("solve/search/c/descent.c") == {"auto"}
-    assert changed_by("solve/auto.py") == {"auto"}
+    assert changed_by("solve/rotor/method.py") == {"auto", "quick", "rotor"}
+    assert changed_by("solve/search/c/descent.c") == {"auto", "quick"}
+    assert changed_by("solve/auto.py") == {"auto", "quick"}
     assert changed_by("plans/simulator.py") == set(plan_methods.ROWS)
 
 
@@ -251,6 +254,20 @@ def test_the_tables_of_the_documents():
     assert "| U-Net | +15.5% | +20.0% | +15.0% | - | +10.0% | 5.0% |" in text
     assert "| U-Net | - | - | over 120 s | - | inf |  |" in text
     assert "| U-Net | 1.5 | 12 | 0.2 | - |" in text
+
+
+def test_the_table_of_budgets_that_are_not_round():
+    auto = replace(ROWS[0], extra={"73": 0.04, "58": 0.1, "47": None, "33": None, "27": None})
+    quick = replace(ROWS[1], method="quick", extra={"73": 0.05, "58": None, "47": 0.3})
+    text = plan_tables.between_grid({(row.graph, row.method): row for row in (auto, quick)})
+    assert text.splitlines()[2] == "| U-Net | +4.0% / +5.0% | +10.0% / - | - / +30.0% | - / - | - / - |"
+    assert len(plan_tables.between_grid({("unet", "auto"): ROWS[0]}).splitlines()) == 2
+
+
+def test_a_quick_look_is_judged_as_a_method():
+    row = list(plan_methods.rows("unet", "quick"))[-1]
+    assert row.floor <= smallest(GRAPH).peak
+    assert row.extra["70"] is not None
 
 
 def test_the_table_against_the_paper():

@@ -1,11 +1,12 @@
 """One budget over units: the knapsack against trying everything."""
 
 from itertools import product
+from math import inf
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.planner.unit_split import Choice, Moment, peak_of, smallest, split, undominated
+from lowtide.planner.unit_split import Choice, Moment, knee_peak, peak_of, smallest, split, undominated
 
 numbers = st.integers(0, 12)
 choices = st.builds(Choice, numbers, numbers, st.integers(1, 9).map(float))
@@ -46,3 +47,15 @@ def test_undominated_keeps_what_nothing_beats(known):
     for one in kept:
         beaten = [k for k in kept if k is not one and all(a <= b for a, b in zip(k, one, strict=True))]
         assert all(k == one for k in beaten)
+
+
+def test_the_knee_is_the_split_with_the_least_sum_of_memory_and_time():
+    """Each unit can save half of what it holds for little time, and the rest for a lot of it."""
+    choices = (Choice(10, 11, 1.0), Choice(5, 10, 1.1), Choice(2, 12, 1.3), Choice(1, 8, 3.0))
+    moments = [Moment(0, 0, choices) for _ in range(5)]
+    whole = peak_of(moments, 0, [0] * 5)
+    sums = {}
+    for peak, seconds in every(moments, 0):
+        sums[peak] = min(sums.get(peak, inf), peak / whole + seconds / 5.0)
+    assert sums[knee_peak(moments, 0)] == min(sums.values())
+    assert knee_peak([], 7) == 7

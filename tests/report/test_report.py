@@ -313,6 +313,12 @@ def test_choices_are_sorted_and_say_what_changes() -> None:
     assert {"this", "frontier", "other"} <= {choice.sort for choice in found}
     peaks = [choice.plan.peak for choice in found]
     assert peaks == sorted(peaks, reverse=True)
+    (knee,) = [choice for choice in found if choice.is_knee]
+    assert (knee.plan.peak, knee.label) == (plans.knee.peak, "frontier, the knee")
+    picture = page(plan, frontier=plans, others=[other])
+    assert picture.count('<circle class="knee"') == 1
+    assert ">knee</text>" in picture
+    assert not any(choice.is_knee for choice in choices(plan, whole, None, [other]))
     rows = changes(Residency(plan), whole, Places(graph))
     assert rows
     assert all(row.before != row.after for row in rows)

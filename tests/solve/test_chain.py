@@ -171,8 +171,25 @@ def test_linear_refuses_a_law_that_is_not_monotone():
         def __call__(self, i, j):
             return 100 - j
 
-    with pytest.raises(LowtideError, match="never falls when a segment grows, but"):
+    with pytest.raises(LowtideError, match=r"at its end: U\(0, 1\) = 99 and U\(0, 2\) = 98; use method="):
         checkpoints(d, "swept", "linear", model=Says())
+    with pytest.raises(LowtideError, match=r"grows at its start: U\(1, 2\) = 3 and U\(0, 2\) = 2"):
+        checkpoints([1, 1, 1], "swept", "linear", model=lambda i, j: j + i)
+
+
+def test_linear_refuses_a_law_that_falls_where_it_was_not_looked_at():
+    """Some pairs of a long chain are looked at: of the others, those that the answer depends on."""
+    d = [1] * 100
+
+    class MostlyMonotone:
+        monotone = True
+
+        def __call__(self, i, j):
+            return 60 if (i, j) == (89, 93) else pytorch(d, i, j)
+
+    with pytest.raises(LowtideError, match=r"at its end: U\(89, 93\) = 60 and U\(89, 94\) = 6; use method"):
+        checkpoints(d, "swept", "linear", model=MostlyMonotone())
+    assert checkpoints(d, "swept", "quadratic", model=MostlyMonotone()).peak < 60
 
 
 def test_linear_takes_a_users_law_that_is_monotone():
@@ -191,6 +208,9 @@ def test_linear_takes_a_users_law_that_is_monotone():
     ("arguments", "options", "message"),
     [
         (([],), {}, "sizes is empty"),
+        ((None,), {}, "sizes is None; expected a list of whole numbers"),
+        ((7,), {}, "sizes is 7; expected a list"),
+        (([1, 2], "swept"), {"budget": "9"}, "budget is '9'; expected a whole number"),
         (([1, -1],), {}, r"sizes\[1\] is -1"),
         (([1, 2.5],), {}, r"sizes\[1\] is 2.5; expected a whole number"),
         (([1, "2"],), {}, r"sizes\[1\] is '2'"),
@@ -221,6 +241,17 @@ def test_a_budget_below_the_least_peak_names_it():
 def test_a_peak_is_asked_for_with_both_ends(indices):
     with pytest.raises(LowtideError, match="must rise from 0 to 2"):
         peak_of([1, 2, 3], indices)
+
+
+def test_a_peak_is_asked_for_with_a_list_of_whole_numbers():
+    assert peak_of(iter([1, 2, 3]), np.array([0, 2])) == peak_of([1, 2, 3], [0, 2])
+    for indices in (None, 2):
+        with pytest.raises(LowtideError, match=f"indices is {indices}; expected a list of whole numbers"):
+            peak_of([1, 2, 3], indices)
+    with pytest.raises(LowtideError, match=r"indices\[1\] is 2.0; expected a whole number"):
+        peak_of([1, 2, 3], [0, 2.0])
+    with pytest.raises(LowtideError, match="sizes is None"):
+        peak_of(None, [0])
 
 
 GRAPHS = {"cnn": cnn(8), "transformer": transformer(4), "steps": equal_steps(40)}

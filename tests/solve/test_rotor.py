@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
@@ -34,6 +35,7 @@ from lowtide.solve.rotor import (
     rotor_orders,
 )
 from lowtide.solve.rotor.blocks import Blocks, choose_cuts
+from lowtide.solve.rotor.sizes import ChainSizes
 from oracle import best_seconds
 
 seeds = st.integers(0, 10_000)
@@ -228,6 +230,37 @@ def test_rounding_up_never_promises_too_much():
     exact, coarse = ChainTable(stages, 1200, units=1200), ChainTable(stages, 1200, units=60)
     for memory in range(0, 1200, 20):
         assert coarse.seconds[0, -1, memory // 20] >= exact.seconds[0, -1, memory]
+
+
+@given(seeds)
+@settings(max_examples=60)
+def test_the_least_memory_is_that_of_tiny_chains(seed):
+    case = random_case(seed)
+    least = ChainSizes(case.stages, case.shared()).least_memory()
+    assert shortest(case, least) < inf
+    assert least == 0 or shortest(case, least - 1) == inf
+
+
+@pytest.mark.parametrize("units", [1, 2, 3, 5, 8, 20, 500])
+def test_a_memory_that_is_too_small_is_answered_with_the_least_that_is_not(units):
+    rng = Random(units)
+    stages = [Stage(rng.randint(5, 9), (Option(rng.randint(5, 20)),)) for _ in range(12)]
+    with pytest.raises(BudgetTooSmall) as caught:
+        plan_chain(stages, 1, units=units)
+    least = caught.value.smallest
+    if units == 1:  # every size is the whole memory
+        match = re.search(r"Try units=(\d+) and a memory of (\d+) or more", str(caught.value))
+        units, said = map(int, match.groups())
+        assert said == least
+    assert plan_chain(stages, least, units=units).seconds < inf
+    for memory in range(least):
+        assert ChainTable(stages, memory, units=units).plan(memory) is None
+
+
+def test_a_long_chain_is_told_its_least_memory_too():
+    """Rounded up to as many units as there are stages, a memory for everything is very large."""
+    with pytest.raises(BudgetTooSmall, match="of 60 stages; try 3 or more"):
+        plan_chain([Stage(1, (Option(1),))] * 60, 1, units=100)
 
 
 def test_bad_input_is_refused_by_name():

@@ -101,6 +101,38 @@ def least_runs(t, m, keep):
     return None
 
 
+def least_mixed_runs(t, m, alpha, beta):
+    """The same for stored states of both kinds, freed last in, first out: (kind, number, slots) of each."""
+    start = (t, (("hidden", 0, 1),), 0, False)
+    heap, done = [(0, 0, start)], set()
+    while heap:
+        cost, _, state = heapq.heappop(heap)
+        if state in done:
+            continue
+        done.add(state)
+        left, stored, at, ran = state
+        if left == 0:
+            return cost
+        named = {(kind, number) for kind, number, _ in stored}
+        states = {number + (kind == "internal") for kind, number in named}
+        moves = [(0, (left, stored, one, False)) for one in states]
+        if len(stored) > 1:
+            moves.append((0, (left, stored[:-1], at, ran)))
+        if at < left:
+            moves.append((1, (left, stored, at + 1, True)))
+        new = [("hidden", at, 1)]
+        if ran:
+            new.append(("internal", at - 1, beta if at - 1 in states else alpha))
+        for one in new:
+            if one[:2] not in named and sum(size for *_, size in (*stored, one)) <= m:
+                moves.append((0, (left, (*stored, one), at, ran)))
+        if (ran and at == left) or ("internal", left - 1) in named:
+            moves.append((0, (left - 1, stored, at, ran)))
+        for more, after in moves:
+            heapq.heappush(heap, (cost + more, len(done) + len(heap), after))
+    return None
+
+
 @pytest.mark.parametrize("slots", TABLE)
 def test_the_papers_table_for_a_thousand_steps(slots):
     found = (forward_count(1000, slots), forward_count(1000, slots, keep="internal"))
@@ -134,6 +166,14 @@ def test_no_actions_at_all_take_fewer_runs(keep):
     for t in range(7):
         for m in range(1, 4):
             assert forward_count(t, m, keep=keep) == least_runs(t, m, keep)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (2, 1), (3, 2)])
+def test_no_actions_at_all_take_fewer_runs_with_states_of_both_kinds(alpha, beta):
+    for t in range(6):
+        for m in range(1, 6):
+            found = forward_count(t, m, keep="mixed", internal=alpha, held=beta)
+            assert found == least_mixed_runs(t, m, alpha, beta)
 
 
 def test_mixed_lies_between_the_other_two():
@@ -223,10 +263,16 @@ def test_a_replay_of_internal_states_wants_them_in_slots():
 def test_a_replay_counts_the_sizes_of_mixed_states():
     stream = [Forward(0, 1), Push(0, "internal"), Forward(1, 3), Push(2, "internal")]
     stream += [Backward(2), Pop(2, "internal"), Load(1), Forward(1, 2), Backward(1), Backward(0)]
-    # Step 0 starts from the start state: 3 slots. Step 2 does not start from a stored one: 4.
-    assert replay(stream, 3, 7, keep="mixed", internal=4, held=3) == 4
-    with pytest.raises(ScheduleError, match="uses 7 slots of 6"):
-        replay(stream, 3, 6, keep="mixed", internal=4, held=3)
+    # The start state takes a slot. Step 0 starts from it: 3. Step 2 does not start from a stored one: 4.
+    assert replay(stream, 3, 8, keep="mixed", internal=4, held=3) == 4
+    with pytest.raises(ScheduleError, match="uses 8 slots of 7"):
+        replay(stream, 3, 7, keep="mixed", internal=4, held=3)
+
+
+def test_a_replay_of_mixed_states_counts_the_slot_of_the_start_state():
+    assert forward_count(3, 1, keep="mixed") == 6
+    with pytest.raises(ScheduleError, match="uses 2 slots of 1"):
+        replay(schedule(3, 2), 3, 1, keep="mixed")
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,8 @@ def _sized(asked: Budget) -> Budget:
     instead = 'write bytes, as in "24GiB", or "90% of device"'
     if asked.word == "min":
         raise BudgetError(f'budget "min" fits no batch but the smallest; {instead}')
+    if asked.is_knee:
+        raise BudgetError(f'budget "knee" moves with the batch, so it limits none; {instead}')
     if asked.is_share_of_peak:
         raise BudgetError(
             f"budget {asked} is a share of the uncapped peak, which grows with the batch, so it limits none; "

@@ -187,7 +187,7 @@ def _add_bounds(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_budget(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    budget = "8GiB; 50%% (of the peak); '90%% of device'; free; min"
+    budget = "8GiB; 50%% (of peak); '90%% of device'; free; min; knee"
     parser.add_argument("--budget", required=required, metavar="BYTES", help=budget)
 
 

@@ -61,8 +61,8 @@ def cap(
     """Cap the peak memory of a training step, in place for a module; returns the model.
 
     The budget is the whole peak on the device, in bytes or as in "8GiB", "60%" (of the step's uncapped peak),
-    "90% of device" (of its memory), "free", "min". The plan is made at the first training call, for that
-    batch's shapes. A plain callable is returned wrapped. Of DistributedDataParallel the module inside is
+    "90% of device" (of its memory), "free", "min", "knee". The plan is made at the first training call, for
+    that batch's shapes. A plain callable is returned wrapped. Of DistributedDataParallel the module inside is
     capped, before or after it is wrapped. A copy of a capped module, by `copy.deepcopy` or pickling, is not
     capped.
 

@@ -30,13 +30,14 @@ from ..pipeline.in_flight import BAND, held_beside, too_many
 from ..pipeline.optimizer_steps import seen_for
 from ..planner.budgets import resolve
 from ..planner.unit_plans import unit_plans
+from ..planner.unit_split import knee_peak
 from ..plans.graph import Graph
 from ..plans.planned_step import Plan
 from ..sharded.budget_split import Split, Splitter
 from ..sharded.fsdp_groups import Sharded, Unit
 from ..sharded.rehearsal import Rehearsal, rehearse
 from ..sharded.unit_steps import SharedRunners, UnitSteps, captured_graph
-from ..units import format_bytes
+from ..units import Budget, format_bytes
 from .capped import Capped
 from .whole_steps import refuse_what_is_not_captured
 
@@ -198,6 +199,8 @@ class CappedUnits(Capped):
             raise CaptureError("no unit of fully_shard was called in this step: there is nothing to plan")
         budget = self.options.budget
         assert budget is not None
+        if budget.is_knee:
+            budget = Budget(budget.text, bytes=knee_peak(splitter.moments, splitter.end))
         size = resolve(budget, splitter.uncapped(), memory_of(_graph_of(rehearsal), None))
         try:
             return splitter.under(budget, size)

@@ -33,7 +33,7 @@ from ..lowering.rereads import read_otherwise
 from ..planner.budgets import resolve
 from ..planner.follow import follow, refuse_if_too_large
 from ..planner.too_small import with_split
-from ..planner.under_budget import plan_graph, uncapped_peak
+from ..planner.under_budget import plan_graph, settled, uncapped_peak
 from ..plans.planned_step import Plan
 from ..prices.measured import Kernels
 from ..prices.pricing import price
@@ -292,8 +292,17 @@ class Limits:
             return sys.maxsize
         graph = priced.lifted.graph
         device = memory_of(graph, asked.target)  # on CUDA this looks at every free block
-        size = resolve(asked.options.budget, _exact_peak(asked) or uncapped_peak(graph, device), device)
+        budget = settled(asked.options.budget, graph, device)
+        size = resolve(budget, _exact_peak(asked) or uncapped_peak(graph, device), device)
         return None if size is None else size - asked.headroom
+
+    def settled(self, priced: Priced) -> Asked:
+        """What was asked, with the bytes of the knee of this step: other choices are held against these."""
+        asked, graph = priced.captured.asked, priced.lifted.graph
+        if asked.options.budget is None:
+            return asked
+        budget = settled(asked.options.budget, graph, memory_of(graph, asked.target))
+        return replace(asked, options=replace(asked.options, budget=budget))
 
     def uncapped_peak(self, priced: Priced) -> int:
         """The peak of keeping everything of it."""

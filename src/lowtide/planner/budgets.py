@@ -8,6 +8,7 @@ The budget is the whole peak of the step on its device, as the user would read i
 - A share of the device, "90% of device", is of all of its memory: a GPU's, or the host's on the CPU.
 - "free" is what the allocator holds, on the CPU what the step is given, plus what is free on the device.
 - "min" has no bytes of its own: it asks for the smallest peak that can be found.
+- "knee" is the peak of one of the step's own plans: `under_budget.settled` makes bytes of it, for a graph.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def resolve(asked: Budget, uncapped: int, device: DeviceMemory) -> int | None:
         return _free(asked, device)
     if asked.is_share_of_peak:
         return asked.part(uncapped)
+    if asked.is_knee:
+        raise BudgetError(f"budget {asked} has no size here, where no plans are at hand. {_INSTEAD}")
     size = asked.part(_total(asked, device)) if asked.is_share_of_device else asked.bytes
     assert size is not None
     if device.total is not None and size > device.total:

@@ -23,6 +23,7 @@ from ..plans.planned_step import Plan, make_plan
 from ..solve import find_method
 from ..units import format_bytes, format_seconds, parse_budget
 from .budgets import resolve
+from .under_budget import settled
 
 __all__ = ["Comparison", "Row", "compare"]
 
@@ -102,7 +103,7 @@ def compare(
         find_method(method)
     vanilla = make_plan(graph, keep_all(graph), method="keep_all")
     memory = device or memory_by_name(graph.device)
-    sizes = {text: _column(text, vanilla.peak, memory) for text in budgets}
+    sizes = {text: _column(text, vanilla, memory) for text in budgets}
     rows = []
     for index, method in enumerate(methods):
 
@@ -113,8 +114,8 @@ def compare(
     return Comparison(vanilla, sizes, tuple(rows))
 
 
-def _column(text: str, vanilla: int, device: DeviceMemory) -> int:
-    size = resolve(parse_budget(text), vanilla, device)
+def _column(text: str, vanilla: Plan, device: DeviceMemory) -> int:
+    size = resolve(settled(parse_budget(text), vanilla.graph, device), vanilla.peak, device)
     if size is None:
         raise BudgetError('budget "min" is no column: the smallest peak of each method is always shown')
     return size

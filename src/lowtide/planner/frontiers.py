@@ -26,6 +26,7 @@ from ..plans.patience import PLANNING_SECONDS, check_seconds, planning_for
 from ..plans.planned_step import Plan, _write, make_plan
 from ..plans.schedule import Schedule
 from ..solve.auto import frontier_schedules
+from ..solve.knee import Point, knee
 from ..units import Budget, format_bytes, parse_budget
 from .budgets import resolve
 from .too_small import too_small
@@ -82,13 +83,23 @@ class Frontier:
         """The peak of keeping everything, in bytes."""
         return self.plans[0].uncapped.peak
 
+    @property
+    def knee(self) -> Plan:
+        """The plan below which the next percent of memory costs more than a percent of time."""
+        points = {Point(plan.peak, plan.seconds): plan for plan in self.plans}
+        once = self.plans[0].seconds - self.plans[0].timeline.again
+        return points[knee(points, Point(self.vanilla, once))]
+
     def best(self, budget: int | str | Budget) -> Plan:
         """The fastest plan under a budget; raises `BudgetTooSmall` below the smallest peak.
 
         A share such as "50%" is of the vanilla peak; "90% of device" is of the memory of the GPU that the
-        graph is for, if that is in the table; "min" is the plan with the smallest peak.
+        graph is for, if that is in the table; "min" is the plan with the smallest peak, "knee" that at the
+        knee.
         """
         asked = parse_budget(budget)
+        if asked.is_knee:
+            return replace(self.knee, budget=self.knee.peak)
         size = resolve(asked, self.vanilla, memory_by_name(self.graph.device))
         if size is None:
             return self.plans[-1]
@@ -98,7 +109,7 @@ class Frontier:
         raise too_small(self.plans[-1], asked, size)
 
     def __str__(self) -> str:
-        shown = spread(self.plans, ROWS)
+        shown = spread(self.plans, ROWS, among=self.knee)
         some = f", {len(shown)} of them shown" if len(shown) < len(self) else ""
         graph, noun = self.graph, "plan" if len(self) == 1 else "plans"
         lines = [
@@ -107,7 +118,8 @@ class Frontier:
         ]
         for plan in shown:
             share = plan.peak / max(self.vanilla, 1)
-            lines.append(f"  {format_bytes(plan.peak):>11}  {share:>10.1%}  {plan.extra:>+10.1%}")
+            mark = "  knee" if plan == self.knee and len(self) > 1 else ""
+            lines.append(f"  {format_bytes(plan.peak):>11}  {share:>10.1%}  {plan.extra:>+10.1%}{mark}")
         return "\n".join(lines + [f"  note: {note}" for note in self.plans[0].notes])
 
     def to_dict(self) -> dict[str, Any]:
@@ -164,9 +176,9 @@ def frontier(
 ) -> Frontier:
     """The frontier of a graph, or of a plan's graph.
 
-    `points` thins it to that number of plans, evenly spread by peak; both ends stay. `progress` is called
-    with the share of the search that is done, from 0 to 1. After `planning_seconds` what was found until then
-    is taken.
+    `points` thins it to that number of plans, evenly spread by peak; both ends and the knee stay. `progress`
+    is called with the share of the search that is done, from 0 to 1. After `planning_seconds` what was found
+    until then is taken.
 
     >>> import lowtide, torch
     >>> model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
@@ -192,11 +204,12 @@ def frontier(
         if schedule != kept:
             plans.append(make_plan(graph, schedule, method="auto", notes=notes))
     found = _undominated(plans)
-    return Frontier(found if points is None else spread(found, points))
+    whole = Frontier(found)
+    return whole if points is None else Frontier(spread(found, points, among=whole.knee))
 
 
-def spread(plans: Sequence[Plan], points: int) -> tuple[Plan, ...]:
-    """At most n of the plans, evenly spread by peak, the first and the last among them."""
+def spread(plans: Sequence[Plan], points: int, *, among: Plan | None = None) -> tuple[Plan, ...]:
+    """At most n of the plans, evenly spread by peak: the first, the last and one that is to be among them."""
     if len(plans) <= points:
         return tuple(plans)
     first, last = plans[0].peak, plans[-1].peak
@@ -205,6 +218,9 @@ def spread(plans: Sequence[Plan], points: int) -> tuple[Plan, ...]:
         target = first + (last - first) * point / (points - 1)
         free = range(chosen[-1] + 1 if chosen else 0, len(plans) - (points - 1 - point))
         chosen.append(min(free, key=lambda index: abs(plans[index].peak - target)))
+    if among is not None and points > 2 and (place := plans.index(among)) not in chosen:
+        nearest = min(chosen[1:-1], key=lambda index: abs(plans[index].peak - among.peak))
+        chosen = sorted({*chosen, place} - {nearest})
     return tuple(plans[index] for index in chosen)
 
 

@@ -18,12 +18,22 @@ from ..plans.patience import PLANNING_SECONDS, planning_for
 from ..plans.planned_step import Plan, make_plan
 from ..plans.simulator import simulate
 from ..solve import find_method
+from ..solve.auto import knee_rung, rungs
+from ..solve.knee import Point, cliff
 from ..solve.search.build import build_ahead
 from ..units import Budget, format_bytes, parse_budget
 from .budgets import resolve
 from .too_small import too_small
 
-__all__ = ["get_ready", "plan_graph", "uncapped_peak", "with_allocator_overhead", "with_reserved"]
+__all__ = [
+    "get_ready",
+    "knee_of",
+    "plan_graph",
+    "settled",
+    "uncapped_peak",
+    "with_allocator_overhead",
+    "with_reserved",
+]
 
 ALLOCATOR = "allocator"
 """The band of what a caching allocator takes above the sum of the values."""
@@ -85,10 +95,12 @@ def _under_budget(
     )
     if budget is None:
         return vanilla
-    asked = parse_budget(budget)
+    whole_step = Point(vanilla.peak, vanilla.seconds)
+    asked = settled(parse_budget(budget), graph, device)
     size = resolve(asked, vanilla.peak if whole is None else whole, device)
     if size is None:
-        return with_allocator_overhead(make_plan(graph, solve(graph, 0), method=method, notes=notes), blocks)
+        made = with_allocator_overhead(make_plan(graph, solve(graph, 0), method=method, notes=notes), blocks)
+        return _with_cliff(made, graph, whole_step)
     notes = (*notes, *_note_on_device(asked, min(size, vanilla.peak), device))
     limit = size - headroom
     if vanilla.peak <= limit:
@@ -100,18 +112,56 @@ def _under_budget(
         made = make_plan(graph, solve(graph, max(room, 0)), method=method, budget=size, notes=notes)
         plan = with_allocator_overhead(made, blocks)
         if plan.peak <= wanted:
-            return plan
+            return _with_cliff(plan, graph, whole_step)
         if plan.peak <= limit:
             tight = tight or plan
         if made.peak > room:
             if tight is not None:
-                return tight
+                return _with_cliff(tight, graph, whole_step)
             if room <= 0:
                 raise too_small(plan, asked, size)
             room = 0  # some methods fit a budget only when they are asked for less
             continue
         # The next plan down may have as much overhead: the steps grow, so that a few see enough plans.
         room, step = room - max(plan.peak - wanted, step), 2 * step + 1
+
+
+def knee_of(graph: Graph, device: DeviceMemory) -> Point:
+    """The peak and the seconds of the plan below which memory costs more than its share of time.
+
+    What a caching allocator adds, which differs from plan to plan, is not in it.
+    """
+    rung = knee_rung(_bare(graph, device))
+    return Point(rung.peak, rung.seconds)
+
+
+def settled(asked: Budget, graph: Graph, device: DeviceMemory) -> Budget:
+    """The budget, where it is the knee with the bytes that it comes to for this graph."""
+    if not asked.is_knee:
+        return asked
+    bare, found = _bare(graph, device), knee_of(graph, device)
+    if device.blocks is None:
+        return Budget(asked.text, bytes=found.peak)
+    made = make_plan(bare, find_method("auto")(bare, found.peak), method="auto")
+    # With the thousandth that a plan leaves free.
+    return Budget(asked.text, bytes=with_allocator_overhead(made, device.blocks).peak * 1024 // 1023 + 1)
+
+
+def _with_cliff(plan: Plan, bare: Graph, whole: Point) -> Plan:
+    """The plan, with a note where its budget is just below a cliff; only `auto` has a ladder to see it on."""
+    if plan.method != "auto":
+        return plan
+    limit, overhead = plan.budget or plan.peak, plan.graph.fixed_bytes - bare.fixed_bytes
+    points = (Point(rung.peak + overhead, rung.seconds) for rung in rungs(bare))
+    found = cliff(points, Point(limit, plan.seconds), whole)
+    if found is None:
+        return plan
+    note = (
+        f"just below a cliff: with a budget of {found.peak} ({format_bytes(found.peak)}, "
+        f"{found.peak / limit - 1:.1%} more) the step takes {found.seconds / whole.seconds - 1:+.1%} of time "
+        f"instead of {plan.extra:+.1%}"
+    )
+    return replace(plan, notes=(*plan.notes, note))
 
 
 def uncapped_peak(graph: Graph, device: DeviceMemory) -> int:

@@ -18,10 +18,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Choice", "Moment", "peak_of", "smallest", "split", "undominated"]
+from ..solve.knee import Point, knee
+
+__all__ = ["Choice", "Moment", "knee_peak", "peak_of", "smallest", "split", "undominated"]
 
 _MOST_LABELS = 2048
 """Above this number labels are thinned to evenly spread ones; chosen."""
+
+
+_KNEE_LOOKS = 50
+"""Budgets that are looked at for the knee, evenly spread. Chosen."""
 
 
 class Choice(NamedTuple):
@@ -112,6 +118,20 @@ def peak_of(moments: Sequence[Moment], end: int, chosen: Sequence[int]) -> int:
         peak = max(peak, moment.outside + saved, moment.beside + saved + choice.peak)
         saved += choice.saved
     return max(peak, end + saved)
+
+
+def knee_peak(moments: Sequence[Moment], end: int) -> int:
+    """The peak below which the next percent of memory costs more than a percent of time."""
+    kept = [0] * len(moments)
+    low, high = peak_of(moments, end, smallest(moments, end)), peak_of(moments, end, kept)
+    sizes = (low + (high - low) * step // _KNEE_LOOKS for step in range(_KNEE_LOOKS))
+    found = [chosen for size in sizes if (chosen := split(moments, end, size)) is not None]
+    points = [Point(peak_of(moments, end, chosen), _seconds(moments, chosen)) for chosen in (kept, *found)]
+    return knee(points, points[0]).peak
+
+
+def _seconds(moments: Sequence[Moment], chosen: Sequence[int]) -> float:
+    return sum(moment.choices[place].seconds for moment, place in zip(moments, chosen, strict=True))
 
 
 def smallest(moments: Sequence[Moment], end: int) -> list[int]:

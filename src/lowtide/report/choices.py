@@ -7,7 +7,7 @@ where the caller has them: to find them takes longer than to write a report. O(p
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import LowtideError
 from ..planner.frontiers import Frontier, spread
@@ -33,6 +33,7 @@ class PlanChoice:
     plan: Plan
     sort: str
     label: str
+    is_knee: bool = False
 
     @property
     def recomputations(self) -> int:
@@ -59,14 +60,22 @@ def choices(plan: Plan, whole: Plan, frontier: Frontier | None, others: Iterable
     found.append(PlanChoice(whole, "uncapped", "keeping everything"))
     if frontier is not None:
         _check(plan, frontier.graph.fingerprint, "frontier=")
-        found += [PlanChoice(one, "frontier", "frontier") for one in spread(frontier.plans, MOST)]
+        plans = spread(frontier.plans, MOST, among=frontier.knee)
+        found += [PlanChoice(one, "frontier", "frontier") for one in plans]
     for other in others:
         _check(plan, other.graph.fingerprint, "others=")
         found.append(PlanChoice(other, "other", other.method))
     once: dict[tuple[int, float], PlanChoice] = {}
     for choice in found:
-        once.setdefault((choice.plan.peak, round(choice.plan.extra, 9)), choice)
+        once.setdefault(_place(choice.plan), choice)
+    if frontier is not None and len(frontier) > 1:
+        place = _place(frontier.knee)
+        once[place] = replace(once[place], is_knee=True, label=f"{once[place].label}, the knee")
     return sorted(once.values(), key=lambda choice: (-choice.plan.peak, choice.plan.extra))
+
+
+def _place(plan: Plan) -> tuple[int, float]:
+    return plan.peak, round(plan.extra, 9)
 
 
 def changes(shown: Residency, other: Plan, places: Places) -> list[Change]:

@@ -55,6 +55,7 @@ def tradeoff(plan: Plan, found: Sequence[PlanChoice], measured: Measured) -> str
         _budget(plan, axes),
         _bound(plan, axes),
         _stairs(found, axes),
+        *(_ring(choice, axes) for choice in found if choice.is_knee),
         *(_point(index, choice, axes) for index, choice in enumerate(found)),
         *_names(plan, found, axes),
         *_measured(measured, axes),
@@ -136,15 +137,24 @@ def _point(index: int, choice: PlanChoice, axes: _Axes) -> str:
     )
 
 
+def _ring(choice: PlanChoice, axes: _Axes) -> str:
+    """A ring around the knee, whichever plan it is."""
+    x, y = axes.x(choice.plan.peak), axes.y(choice.plan.extra)
+    return (
+        f'<circle class="knee" cx="{x:.1f}" cy="{y:.1f}" r="10">'
+        "<title>the knee: below it a percent of memory costs more than a percent of time</title></circle>"
+    )
+
+
 def _names(plan: Plan, found: Sequence[PlanChoice], axes: _Axes) -> Iterable[str]:
     """Names beside the points that are not the frontier's, each at the first side where there is room."""
     points = ((axes.x(choice.plan.peak), axes.y(choice.plan.extra)) for choice in found)
     taken: list[_Box] = [(x - 4, y - 4, x + 4, y + 4) for x, y in points]
     if plan.budget is not None and plan.budget <= axes.bytes:
         taken.append(_budget_box(plan.budget, axes))
-    named = [choice for choice in found if choice.sort != "frontier"]
+    named = [choice for choice in found if choice.sort != "frontier" or choice.is_knee]
     for choice in sorted(named, key=lambda choice: choice.sort == "other"):
-        text = {"this": "this plan", "uncapped": "keeping everything"}.get(choice.sort)
+        text = {"this": "this plan", "uncapped": "keeping everything", "frontier": "knee"}.get(choice.sort)
         text = text or short(choice.label, 40)
         box = _free(axes.x(choice.plan.peak), axes.y(choice.plan.extra), LETTER * len(text), taken)
         taken.append(box)

@@ -58,6 +58,9 @@ class Limits(Protocol):
     def uncapped_peak(self, priced: Priced) -> int:
         """The peak of keeping everything of it."""
 
+    def settled(self, priced: Priced) -> Asked:
+        """What was asked, with the bytes of the knee of this step: other choices are held against these."""
+
 
 def choose(asked: Asked, marked: MarkedStep, *, price: Price, limits: Limits, plan: Plan) -> Planned:
     """The step, planned, with as few of the marked layers sketched as its budget needs.
@@ -68,9 +71,9 @@ def choose(asked: Asked, marked: MarkedStep, *, price: Price, limits: Limits, pl
     """
     drafts = _Drafts(asked, marked, price, limits)
     handed_in, before, budget = asked.options.plan, asked.sketched, asked.options.budget
+    if budget is not None and (budget.is_knee or (handed_in is not None and budget.is_share_of_peak)):
+        drafts.make(())  # the exact step, which a share is of, and a knee
     if handed_in is not None:
-        if budget is not None and budget.is_share_of_peak:
-            drafts.make(())  # the exact step, which a share is of
         return _first_that_fits([drafts.make(handed_in.sketched + handed_in.trimmed)], plan)
     able = ranked(marked.marks, drafts.seconds())
     if before is not None:
@@ -115,6 +118,7 @@ class _Drafts:
             graph = step.lifted.graph
             if not names:
                 self.whole = self.limits.uncapped_peak(step)
+                self.asked = replace(self.asked, options=self.limits.settled(step).options)
             self.made[names] = Draft(step, graph, self.limits.byte_limit(step))
         return self.made[names]
 

@@ -4,28 +4,36 @@ Problem: given a graph and a budget, choose what is recomputed and when, for the
 rematerialisation (selective activation checkpointing), value by value and on any graph.
 
 Method: a *ladder* of undominated plans that does not depend on the budget (see `search` for how it is
-found, and `ladder`). `auto` returns the fastest rung that fits. So a larger budget never gives a slower
-plan, what a budget of 0 reaches fits every budget above it, and the whole frontier costs no more than one
-plan. The ladders of the last few graphs are remembered: asking with another budget takes no time.
+found, and `ladder`). It was searched for at percents of the peak, and a budget lies between them: a few more
+descents go to that very budget, and what they find stays on the ladder as a rung. `auto` returns the fastest
+rung that fits. So what a budget of 0 reaches fits every budget above it, no plan is slower than one that was
+found before for a smaller budget, and the whole frontier costs no more than one plan. The searches of the
+last few graphs are remembered: another budget takes a hundredth of the time of the first.
 
-Limits: a local search. `bound.lower_bound` proves how far from the optimum it can be at most.
+Limits: a local search. `bound.lower_bound` proves how far from the optimum it can be at most. The descents
+to a smaller budget may come to a plan that those to a larger one have missed, seldom and by little; the
+larger budget has it when it is asked for the next time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from ..plans.graph import Graph
 from ..plans.keep_all import keep_all
 from ..plans.patience import out_of_time, unbounded, until
 from ..plans.schedule import Schedule
 from ..plans.simulator import simulate
-from .search.coarse import in_units
-from .search.ladder import Ladder
+from .knee import Point, knee
+from .search.coarse import in_bytes, in_units
+from .search.ladder import Rung
 from .search.search import Search, by_either
 from .search.tape import Facts
 
-__all__ = ["auto", "frontier_schedules"]
+__all__ = ["auto", "frontier_schedules", "knee_rung", "rungs"]
+
+Found = TypeVar("Found")
 
 
 def auto(graph: Graph, budget: int) -> Schedule:
@@ -34,31 +42,76 @@ def auto(graph: Graph, budget: int) -> Schedule:
     if simulate(graph, plain).peak <= budget:
         return plain
     searched, unit = in_units(graph)
-    ladder = _ladder(searched)
-    rung = ladder.best(budget // unit)
-    if rung is None and ladder.cut and budget > 0:
+    rung, cut = _searched(searched, lambda search: (search.at(budget // unit), search.ladder.cut))
+    if cut and 0 < budget < rung.peak * unit:
         raise out_of_time()
-    with unbounded():
-        return Facts(graph).schedule((rung or ladder[0]).order.tolist())
+    return _schedules(graph, [rung])[0]
 
 
 def frontier_schedules(graph: Graph, progress: Callable[[float], None] | None = None) -> list[Schedule]:
     """The undominated schedules of a graph, from the smallest peak to keeping everything."""
-    facts, ladder = Facts(graph), _ladder(in_units(graph)[0], progress)
+    searched, _ = in_units(graph)
+
+    def found(search: Search) -> list[Rung]:
+        _settle_knee(search)
+        return list(search.ladder)
+
+    return _schedules(graph, _searched(searched, found, progress))
+
+
+def rungs(graph: Graph) -> list[Rung]:
+    """The plans of a graph that were found so far, by their peaks and seconds."""
+    searched, unit = in_units(graph)
+    return [in_bytes(rung, unit) for rung in _searched(searched, lambda search: list(search.ladder))]
+
+
+def knee_rung(graph: Graph) -> Rung:
+    """The plan at the knee."""
+    searched, unit = in_units(graph)
+    return in_bytes(_searched(searched, _settle_knee), unit)
+
+
+def _schedules(graph: Graph, rungs: Iterable[Rung]) -> list[Schedule]:
+    facts = Facts(graph)
     with unbounded():
-        return [facts.schedule(rung.order.tolist()) for rung in ladder]
+        return [facts.schedule(rung.order.tolist()) for rung in rungs]
 
 
-_remembered: dict[Graph, Ladder] = {}
+def _settle_knee(search: Search) -> Rung:
+    """The rung at the knee, after descents to its peak: whoever asks for that budget moves it no more."""
+    whole = Point(search.top, search.graph.seconds)
+    while True:
+        places = {Point(rung.peak, rung.seconds): rung for rung in search.ladder}
+        found = places[knee(places, whole)]
+        if search.is_settled(found.peak):
+            return found
+        search.at(found.peak)
+
+
+_remembered: dict[Graph, Search] = {}
 _MOST_REMEMBERED = 4
 
 
-def _ladder(graph: Graph, progress: Callable[[float], None] | None = None) -> Ladder:
-    """The ladder of a graph, searched for unless it is remembered."""
-    ladder = _remembered.pop(graph, None)
-    if ladder is None or (ladder.cut and until() > ladder.cut):
-        ladder = by_either(lambda native: Search(graph, progress, native=native).run())
-    _remembered[graph] = ladder
+def _searched(
+    graph: Graph, use: Callable[[Search], Found], progress: Callable[[float], None] | None = None
+) -> Found:
+    """What is made of the search of a graph when its ladder is there: it is run unless it is remembered.
+
+    It is nobody else's meanwhile: another thread that plans the same graph makes its own.
+    """
+
+    def found(native: bool) -> Found:
+        search = _remembered.pop(graph, None)
+        if search is None or (search.ladder.cut and until() > search.ladder.cut):
+            search = Search(graph, progress, native=native)
+            search.run()
+            search.progress = None
+        search.until = until()
+        result = use(search)
+        _remembered[graph] = search
+        return result
+
+    result = by_either(found)
     while len(_remembered) > _MOST_REMEMBERED:
         del _remembered[next(iter(_remembered))]
-    return ladder
+    return result

@@ -2,17 +2,16 @@
 
 These are descents with which `auto` begins its search (see `search.greedy`), to one budget, or for `smallest`
 down to where they end. Their plans are often as good as those of `auto` and take a fraction of its time. They
-are there to compare graphs with each other, of which one is then planned in full.
+are there to compare graphs with each other, of which one is then planned in full. `auto` makes the same
+descents to a budget that it is asked for, so its plan is at least as good.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..plans.graph import Graph
-from .search.coarse import in_units
+from .search.coarse import in_bytes, in_units
 from .search.ladder import Ladder, Rung
-from .search.search import EXPONENTS, Search, by_either
+from .search.search import Search, by_either
 
 __all__ = ["quick", "smallest"]
 
@@ -22,21 +21,18 @@ def quick(graph: Graph, budget: int) -> Rung:
     graph, unit = in_units(graph)
     budget //= unit
     ladder = by_either(lambda native: _descents(graph, budget, native))
-    return _in_bytes(ladder.best(budget) or ladder[0], unit)
+    return in_bytes(ladder.best(budget) or ladder[0], unit)
 
 
 def smallest(graph: Graph) -> Rung:
     """The plan with the smallest peak of a few."""
     graph, unit = in_units(graph)
-    return _in_bytes(by_either(lambda native: _deepest(graph, native))[0], unit)
+    return in_bytes(by_either(lambda native: _deepest(graph, native))[0], unit)
 
 
 def _descents(graph: Graph, budget: int, native: bool) -> Ladder:
     search = Search(graph, native=native)
-    for start in map(search.tape, search.bases):
-        if start.peak() > budget:
-            for exponent in EXPONENTS:
-                search.attempt(start, budget, exponent)
+    search.afresh(budget)
     return search.ladder
 
 
@@ -45,7 +41,3 @@ def _deepest(graph: Graph, native: bool) -> Ladder:
     search.join(search.down(search.bases[0]))
     search.bisect()
     return search.ladder
-
-
-def _in_bytes(rung: Rung, unit: int) -> Rung:
-    return rung if unit == 1 else replace(rung, peak=rung.peak * unit)

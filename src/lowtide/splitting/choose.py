@@ -61,6 +61,9 @@ class Limits(Protocol):
     def uncapped_peak(self, priced: Priced) -> int:
         """The peak of keeping everything of it."""
 
+    def settled(self, priced: Priced) -> Asked:
+        """What was asked, with the bytes of the knee of this step: other choices are held against these."""
+
 
 @dataclass(eq=False)
 class Draft:
@@ -140,6 +143,7 @@ class Ways:
             priced = self.price(self.capture(asked, self.step, trace))
             if not chosen:
                 self.whole = self.limits.uncapped_peak(priced)
+                self.asked = replace(self.asked, options=self.limits.settled(priced).options)
             self.made[chosen] = Draft(priced, self.limits.byte_limit(priced))
         return self.made[chosen]
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from random import Random
 from typing import Literal, Protocol, TypeAlias
 
@@ -31,6 +31,8 @@ import numpy as np
 from ...errors import LowtideError
 
 __all__ = ["Law", "Measured", "Model", "find_law", "refuse_unless_monotone"]
+
+WAY_OUT = "use method='quadratic', which takes any law"
 
 CHECKED_WHOLE = 64
 """Chains up to this long have a user's law checked for every pair, longer ones for some pairs."""
@@ -172,20 +174,41 @@ def refuse_unless_monotone(law: Law, count: int) -> None:
     """Raise where a law falls when a segment grows, as far as that can be seen in O(n) calls."""
     if isinstance(law, Window):
         return
-    way_out = "use method='quadratic', which takes any law"
     if count > CHECKED_WHOLE and not law.monotone:
         raise LowtideError(
             f"method 'linear' needs a law that never falls when a segment grows; with {count} outputs that "
-            f"cannot be checked for every pair: set `monotone = True` on the law if it is, or {way_out}"
+            f"cannot be checked for every pair: set `monotone = True` on the law if it is, or {WAY_OUT}"
         )
     for i, j in _pairs(count):
-        here = law(i, j)
         for a, b in ((i, j + 1), (i - 1, j)):
-            if a >= 0 and b < count and law(a, b) < here:
-                raise LowtideError(
-                    f"method 'linear' needs a law that never falls when a segment grows, but "
-                    f"U({i}, {j}) = {here} and U({a}, {b}) = {law(a, b)}; {way_out}"
-                )
+            if a >= 0 and b < count and law(a, b) < law(i, j):
+                raise _falls(law, (i, j), (a, b))
+
+
+def refuse_if_above(limit: int, sizes: Sequence[int], indices: Sequence[int], law: Law) -> None:
+    """Raise where the kept outputs have a peak above the limit that the linear algorithm kept to.
+
+    Under a monotone law they never have: a nearer checkpoint needs no more than the one it was chosen for. A
+    law that only says that it is monotone shows here what it is, where that matters.
+    """
+    held = 0
+    for i, j in pairwise(indices):
+        held += sizes[i]
+        if held + law(i, j) > limit:
+            longer = [*((i, b) for b in range(j + 1, len(sizes))), *((a, j) for a in range(i))]
+            raise _falls(law, (i, j), next((one for one in longer if law(*one) < law(i, j)), None))
+
+
+def _falls(law: Law, short: tuple[int, int], long: tuple[int, int] | None) -> LowtideError:
+    """The error of a law that falls when a segment grows: at which end, and from what to what."""
+    where = ""
+    if long is not None:
+        end = "end" if short[0] == long[0] else "start"
+        where = f" at its {end}: U{short} = {law(*short)} and U{long} = {law(*long)}"
+    return LowtideError(
+        "method 'linear' needs a law that never falls when a segment grows, but this one falls when it grows"
+        f"{where}; {WAY_OUT}"
+    )
 
 
 def _pairs(count: int) -> Iterator[tuple[int, int]]:

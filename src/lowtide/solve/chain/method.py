@@ -27,7 +27,7 @@ Limits: one level of recomputation, time is not looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from numbers import Integral
@@ -41,7 +41,7 @@ from ...plans.schedule import Schedule
 from ...plans.simulator import simulate
 from ..best import best_schedule
 from ..chain_stages import find_stages
-from .laws import Measured, Model, find_law, refuse_unless_monotone
+from .laws import Measured, Model, find_law, refuse_if_above, refuse_unless_monotone
 from .measures import kept_cuts, segment_actions
 from .search import least_total, linear, quadratic, swept_peak, walk
 
@@ -90,6 +90,7 @@ def checkpoints(
     Checkpoints(indices=(0, 2, 4, 5, 6), peak=27)
     """
     sizes = _checked(sizes)
+    budget = None if budget is None else _whole("budget", budget)
     algorithm = _algorithm(objective, method, model, budget)
     if objective == "total":
         peak, indices = least_total(sizes)
@@ -103,7 +104,10 @@ def checkpoints(
     if budget is not None and budget < least[0]:
         text = f"budget {budget} is below the least peak {least[0]} of this chain; try budget >= {least[0]}"
         raise BudgetTooSmall(text, budget=budget, smallest=least[0])
-    indices = walk(sizes, least, least[0] if budget is None else budget, fits)
+    limit = least[0] if budget is None else budget
+    indices = walk(sizes, least, limit, fits)
+    if algorithm == "linear":
+        refuse_if_above(limit, sizes, indices, law)
     return Checkpoints(indices, swept_peak(sizes, indices, law))
 
 
@@ -121,8 +125,9 @@ def peak_of(
     """
     sizes = _checked(sizes)
     _algorithm(objective, None, model, None)
-    if not indices or list(indices) != sorted({0, *indices, len(sizes) - 1}):
-        raise LowtideError(f"indices {list(indices)} must rise from 0 to {len(sizes) - 1}, the last output")
+    indices = [_whole(f"indices[{place}]", index) for place, index in enumerate(_listed("indices", indices))]
+    if not indices or indices != sorted({0, *indices, len(sizes) - 1}):
+        raise LowtideError(f"indices {indices} must rise from 0 to {len(sizes) - 1}, the last output")
     if objective == "swept":
         return swept_peak(sizes, indices, find_law(sizes, model or "paper"))
     sums = list(accumulate(sizes))
@@ -130,13 +135,27 @@ def peak_of(
     return sum(sizes[i] for i in indices) + max(interiors, default=0)
 
 
+def _listed(name: str, numbers: Iterable[int]) -> list[int]:
+    try:
+        return list(numbers)
+    except TypeError:
+        raise LowtideError(f"{name} is {numbers!r}; expected a list of whole numbers") from None
+
+
+def _whole(name: str, number: int) -> int:
+    if not isinstance(number, Integral) or isinstance(number, bool):
+        raise LowtideError(f"{name} is {number!r}; expected a whole number")
+    return int(number)
+
+
 def _checked(sizes: Sequence[int]) -> list[int]:
-    if not len(sizes):
+    listed = _listed("sizes", sizes)
+    if not listed:
         raise LowtideError("sizes is empty; a chain has at least one output")
-    for index, size in enumerate(sizes):
+    for index, size in enumerate(listed):
         if not isinstance(size, Integral) or isinstance(size, bool) or size < 0:
             raise LowtideError(f"sizes[{index}] is {size!r}; expected a whole number of bytes >= 0")
-    found = list(map(int, sizes))
+    found = list(map(int, listed))
     if sum(found) > MOST_BYTES:
         raise LowtideError(f"the sizes sum to {sum(found)}; more than 2**60 bytes cannot be planned")
     return found

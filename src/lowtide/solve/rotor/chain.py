@@ -8,7 +8,10 @@ from typing import Literal, NamedTuple
 
 from ...errors import LowtideError
 
-__all__ = ["Action", "ChainPlan", "Option", "Stage", "check_chain"]
+__all__ = ["UNITS", "Action", "ChainPlan", "Option", "Stage", "check_chain"]
+
+UNITS = 500
+"""How many units a memory is divided into, unless another number is asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ in program order. Graphs with few cheap cuts have few good blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -33,7 +33,7 @@ from ..chain_stages import stages_at
 from .blocks import Blocks, choose_cuts
 from .table import ChainTable
 
-__all__ = ["rotor", "rotor_orders"]
+__all__ = ["rotor", "rotor_orders", "rotor_orders_at"]
 
 Orders = tuple[list[str], list[str]]
 
@@ -132,21 +132,37 @@ def _models(graph: Graph) -> tuple[_Model, ...]:
     return tuple(_Model(graph, resolution) for resolution in chosen)
 
 
+def rotor_orders_at(graph: Graph, fits: Callable[[Orders], bool]) -> None:
+    """Ask of the orders around the largest memory whose plan fits whether they do; the asker keeps them."""
+    for model in _models(graph):
+        _ask_around(model, fits)
+
+
 def _judge(model: _Model, budget: int) -> list[tuple[Timeline, Schedule]]:
     """The plans of a model around the largest memory whose plan fits, judged."""
-    judged: dict[int, tuple[Timeline, Schedule]] = {}
+    judged: list[tuple[Timeline, Schedule]] = []
 
-    def fits(row: int) -> bool:
-        if row not in judged:
-            schedule = with_drops(model.graph, *model.order(row))
-            judged[row] = simulate(model.graph, schedule), schedule
-        return judged[row][0].peak <= budget
+    def fits(order: Orders) -> bool:
+        schedule = with_drops(model.graph, *order)
+        judged.append((simulate(model.graph, schedule), schedule))
+        return judged[-1][0].peak <= budget
+
+    _ask_around(model, fits)
+    return judged
+
+
+def _ask_around(model: _Model, fits: Callable[[Orders], bool]) -> None:
+    known: dict[int, bool] = {}
+
+    def fit(row: int) -> bool:
+        if row not in known:
+            known[row] = fits(model.order(row))
+        return known[row]
 
     low, high = model.low, model.high + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        low, high = (middle, high) if fit(middle) else (low, middle)
     for row in (low, *(low + step for step in NEAR)):
         if model.low <= row <= model.high:
-            fits(row)
-    return list(judged.values())
+            fit(row)

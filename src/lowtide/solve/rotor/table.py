@@ -35,12 +35,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import BudgetTooSmall
-from .chain import Action, ChainPlan, Option, Stage, check_chain
+from .chain import UNITS, Action, ChainPlan, Option, Stage, check_chain
+from .sizes import ChainSizes
+from .too_small import too_small
 
 __all__ = ["Action", "ChainPlan", "ChainTable", "Option", "Stage", "chain_frontier", "plan_chain"]
-
-UNITS = 500
 
 Floats = npt.NDArray[np.float64]
 
@@ -59,12 +58,7 @@ def plan_chain(
     """
     plan = ChainTable(stages, memory, units=units, shared=shared).plan(memory)
     if plan is None:
-        smallest = chain_frontier(stages, units=units, shared=shared)[0][0]
-        raise BudgetTooSmall(
-            f"memory {memory} is too small for this chain of {len(stages)} stages; try {smallest} or more",
-            budget=memory,
-            smallest=smallest,
-        )
+        raise too_small(ChainSizes(stages, shared), memory, units)
     return plan
 
 
@@ -112,7 +106,7 @@ class ChainTable:
         # Rounded up, so that `units` rows reach the whole memory; never below a byte.
         self.unit = max(-(-memory // units), 1)
         self.rows = memory // self.unit + 1
-        self._measure(shared)
+        self.sizes = ChainSizes(self.stages, shared)
         count = len(self.stages)
         self.seconds = np.full((count + 1, count, self.rows), np.inf)
         self._known: dict[tuple[int, int], _Choices] = {}
@@ -137,21 +131,6 @@ class ChainTable:
                 points.append((row * self.unit, seconds))
         return points
 
-    def _measure(self, shared: Sequence[Sequence[int]] | None) -> None:
-        """Sizes and sums that the recurrence asks for; those of outputs in bytes, `fresh` too."""
-        stages, count = self.stages, len(self.stages)
-        self.forward = [s.options[0].forward if s.forward is None else s.forward for s in stages]
-        gradient = [s.output if s.gradient is None else s.gradient for s in stages]
-        later: list[int] = np.cumsum([0, *(s.leaves for s in reversed(stages))])[::-1].tolist()
-        self.after = [later[i + 1] + gradient[i] for i in range(count)]
-        output = [0, *(s.output for s in stages)]
-        self.fresh = [
-            [output[j] - (shared[i][j] if shared is not None and j > i else 0) for j in range(count + 1)]
-            for i in range(count)
-        ]
-        temps = [s.options[0].forward_temp if s.temp is None else s.temp for s in stages]
-        self.work = [self.fresh[i][i + 1] + temps[i] for i in range(count)]
-
     def _fill(self) -> None:
         count = len(self.stages)
         skips = np.full((count, count, self.rows), np.inf)
@@ -163,7 +142,7 @@ class ChainTable:
                 best = kept[last - first]
                 if last > first:
                     split = skips[first + 1 : last + 1, last] + self.seconds[first, first:last]
-                    for row, need in zip(split, self._needs(first, last), strict=True):
+                    for row, need in zip(split, self.sizes.needs(first, last), strict=True):
                         # Rows with too little memory for the way to the cut: closed, whatever the parts would
                         # cost.
                         row[: self._up(need)] = np.inf
@@ -184,32 +163,18 @@ class ChainTable:
             time = _shifted(self.seconds[end + 1, end:until], self._up(option.saved))
             time += option.forward + option.backward
             for last, row in enumerate(time, start=end):
-                row[: self._up(self._option_need(option, end, last))] = np.inf
+                row[: self._up(self.sizes.option_need(option, end, last))] = np.inf
             part = best[end - first : until - first]
             np.minimum(part, time, out=part)
         return best
-
-    def _option_need(self, option: Option, end: int, last: int) -> int:
-        """The bytes that the own runs of an option take, forward beside d(last+1) and backward."""
-        forward = self.after[last] + option.forward_temp
-        return option.saved + max(forward, self.after[end] + option.backward_temp)
 
     def _skipped(self, first: int, skips: Floats) -> None:
         """skips[k, t] = seconds of going from the first stage to k, then C(k, t), with a(k) set aside."""
         way = 0.0
         for k in range(first + 1, len(self.stages)):
-            way += self.forward[k - 1]
-            skips[k, k:] = _shifted(self.seconds[k, k:], self._up(self.fresh[first][k]))
+            way += self.sizes.forward[k - 1]
+            skips[k, k:] = _shifted(self.seconds[k, k:], self._up(self.sizes.fresh[first][k]))
             skips[k, k:] += way
-
-    def _needs(self, first: int, last: int) -> list[int]:
-        """The bytes that running from the first stage to each k takes, k = first + 1 to last."""
-        most, needs = 0, []
-        for stage in range(first, last):
-            held = self.fresh[first][stage] if stage > first else 0
-            most = max(most, held + self.work[stage])
-            needs.append(self.after[last] + most)
-        return needs
 
     def _actions(self, row: int) -> list[Action]:
         """The actions of the best plan, by following the choices of the recurrence."""
@@ -251,13 +216,13 @@ class ChainTable:
         for index, option in enumerate(self.stages[first].options):
             end = first + option.stages - 1
             if end == last if option.closes else end <= last:
-                need, seconds = self._option_need(option, end, last), option.forward + option.backward
+                need, seconds = self.sizes.option_need(option, end, last), option.forward + option.backward
                 rows.append((end + 1, self._up(option.saved), self._up(need), seconds))
                 options.append(index)
         way = 0.0
-        for k, need in enumerate(self._needs(first, last), start=first + 1):
-            way += self.forward[k - 1]
-            rows.append((k, self._up(self.fresh[first][k]), self._up(need), way))
+        for k, need in enumerate(self.sizes.needs(first, last), start=first + 1):
+            way += self.sizes.forward[k - 1]
+            rows.append((k, self._up(self.sizes.fresh[first][k]), self._up(need), way))
         goes_on, takes, needs, times = map(np.array, zip(*rows, strict=True))
         return _Choices(options, goes_on, takes, needs, times)
 

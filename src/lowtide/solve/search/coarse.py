@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...plans.graph import Graph
+from .ladder import Rung
 
-__all__ = ["in_units"]
+__all__ = ["in_bytes", "in_units"]
 
 EXACT_BITS = 44
 """16 TiB, in which 2^18 runs add up to fewer than 2^62; no step of one device comes near."""
@@ -35,3 +36,8 @@ def in_units(graph: Graph) -> tuple[Graph, int]:
     values = tuple(replace(value, bytes=count(value.bytes)) for value in graph.values)
     fixed = {name: count(size) for name, size in graph.fixed.items()}
     return graph.replace(ops=ops, values=values, fixed=fixed, boundary=count(graph.boundary)), unit
+
+
+def in_bytes(rung: Rung, unit: int) -> Rung:
+    """A rung of the graph that was searched, with its peak in bytes."""
+    return rung if unit == 1 else replace(rung, peak=rung.peak * unit)

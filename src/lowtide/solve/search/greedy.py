@@ -27,6 +27,7 @@ from itertools import pairwise
 from math import inf
 
 import numpy as np
+import numpy.typing as npt
 
 from ...plans.patience import check_time
 from .moves import Move, Moves
@@ -197,6 +198,10 @@ def prune(tape: Tape, budget: int, *, limit: int | None = None) -> None:
 
 class PlainTape(Tape):
     """A tape that descends and prunes itself: what `native.NativeTape` does, without a compiler."""
+
+    def in_order(self) -> npt.NDArray[np.int32]:
+        """The runs in order, as an array."""
+        return np.array(self.order(), dtype=np.int32)
 
     def copy(self) -> PlainTape:
         """The same tape once more."""

@@ -108,7 +108,7 @@ class NativeTape:
     def __init__(
         self,
         facts: Facts,
-        order: Sequence[int] | None,
+        order: Sequence[int] | npt.NDArray[np.int32] | None,
         *,
         handle: int | None = None,
         until: float = inf,
@@ -141,11 +141,15 @@ class NativeTape:
         """The seconds of all runs."""
         return float(self.library.lowtide_seconds(self.handle))
 
-    def order(self) -> list[int]:
-        """The runs in order."""
+    def in_order(self) -> npt.NDArray[np.int32]:
+        """The runs in order, as an array."""
         runs = np.empty(self.library.lowtide_order(self.handle, None), dtype=np.int32)
         self.library.lowtide_order(self.handle, runs.ctypes.data)
-        order: list[int] = runs.tolist()
+        return runs
+
+    def order(self) -> list[int]:
+        """The runs in order."""
+        order: list[int] = self.in_order().tolist()
         return order
 
     @property

@@ -17,9 +17,14 @@ Method, in this order:
 5. *Up*: fill the space between the targets by taking repeated runs away as the budget grows.
 6. *Anneal* (simulated annealing, Kirkpatrick et al. 1983), on graphs of up to a hundred ops: put single runs
    in and out at random, cooling down.
+7. *Fill*: one more descent each for finer targets. *Sink*: descend towards the floor from plans all along the
+   ladder.
 
-Nothing here depends on a budget, on the clock or on a random seed of the process: the effort is counted in
+Nothing of that depends on a budget, on the clock or on a random seed of the process: the effort is counted in
 edits of the tape, and the noise is a hash. So the same graph gets the same ladder.
+
+8. *At* a budget that is asked for, a few more descents go to that very budget, since no budget of bytes is
+   one of the targets. What they find joins the ladder.
 
 Complexity: about `Effort.edits` edits for graphs of up to some thousand ops, above that about ten descents.
 
@@ -32,14 +37,15 @@ import logging
 from collections.abc import Callable, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import cycle
 from random import Random
 from time import time
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from ...plans.graph import Graph
 from ...plans.patience import OutOfTime, check_time, out_of_time, until
@@ -47,7 +53,7 @@ from .greedy import PlainTape
 from .ladder import Ladder, Rung
 from .native import NativeTape, NoMemory, judge, library
 from .reorder import first_orders
-from .seeds import seed_orders
+from .seeds import ask_at_budget, seed_orders
 from .tape import Facts
 
 __all__ = ["Search", "by_either"]
@@ -88,6 +94,7 @@ doubled."""
 class Effort:
     """How much to search: targets `step` percent apart, numbers of first orders, of exponents, of edits.
 
+    Targets of *fill* are `between` percent apart (0: there are none), `sinks` is how many plans sink.
     Chosen, for some seconds of planning at every size (benchmarks/plan_times.py). At 120 to 130 ops one
     plan in twelve changes by 2 % with half of the edits, none with twice as many.
     """
@@ -101,6 +108,8 @@ class Effort:
     fine: int = 200
     grafts: int = 3
     sweeps: int = 0
+    between: int = 1
+    sinks: int = 8
 
 
 def effort_for(ops: int, native: bool) -> Effort:
@@ -108,22 +117,23 @@ def effort_for(ops: int, native: bool) -> Effort:
     if not native:
         return _plain_effort(ops)
     if ops <= 100:
-        return Effort(2, 3, 5, 10_000 * ops, fine=300, sweeps=6 if ops <= 60 else 2)
+        return Effort(2, 3, 5, 10_000 * ops, fine=300, sweeps=6 if ops <= 60 else 2, sinks=24)
     if ops <= 1000:
         return Effort(5, 3, 5, min(10_000 * ops, 2_000_000))
     if ops <= 3000:
-        return Effort(5, 2, 3, 3_000_000, tolerance=0.25)
+        return Effort(5, 2, 3, 3_000_000, tolerance=0.25, between=0, sinks=2)
     if ops <= 10_000:
-        return Effort(5, 1, 0, 1_000_000, tolerance=0.25, bisections=3, fine=100, grafts=1)
-    return Effort(10, 1, 0, 0, tolerance=0.25, bisections=1, fine=48, grafts=1)
+        few = Effort(5, 1, 0, 1_000_000, tolerance=0.25, bisections=3, fine=100, grafts=1)
+        return replace(few, between=0, sinks=2)
+    return Effort(10, 1, 0, 0, tolerance=0.25, bisections=1, fine=48, grafts=1, between=0, sinks=0)
 
 
 def _plain_effort(ops: int) -> Effort:
     if ops <= 500:
-        return Effort(5, 1, 3, 0, fine=48)
+        return Effort(5, 1, 3, 0, fine=48, between=0, sinks=0)
     if ops <= 2000:
-        return Effort(5, 1, 1, 0, tolerance=0.25, bisections=4, fine=48)
-    return Effort(20, 1, 1, 0, tolerance=0.25, bisections=1, fine=12)
+        return Effort(5, 1, 1, 0, tolerance=0.25, bisections=4, fine=48, between=0, sinks=0)
+    return Effort(20, 1, 1, 0, tolerance=0.25, bisections=1, fine=12, between=0, sinks=0)
 
 
 def by_either(search: Callable[[bool], Found]) -> Found:
@@ -175,15 +185,20 @@ class Search:
         ranked = sorted(range(len(orders)), key=promises.__getitem__)
         self.bases = [orders[index] for index in ranked[: self.effort.orders]]
         self.targets = self._targets()
+        self.asked: set[int] = set()
 
     def run(self) -> Ladder:
         """The ladder; where there is no time for all of it, what was found until then."""
+        self.in_time(self.look)
+        return self.ladder
+
+    def in_time(self, look: Callable[[], None]) -> None:
+        """Look for plans until there is no time for more."""
         try:
-            self.look()
+            look()
         except OutOfTime:
             self.ladder.cut = self.until
             _say_cut()
-        return self.ladder
 
     def look(self) -> None:
         """Find the ladder, phase by phase."""
@@ -196,6 +211,8 @@ class Search:
         self.improve()
         self.up()
         self.anneal()
+        self.fill()
+        self.sink()
         self.tell(1.0)
 
     def down_and_seeds(self) -> list[list[int]]:
@@ -228,13 +245,13 @@ class Search:
         if self.progress is not None:
             self.progress(share)
 
-    def tape(self, order: Sequence[int]) -> NativeTape | PlainTape:
+    def tape(self, order: Sequence[int] | npt.NDArray[np.int32]) -> NativeTape | PlainTape:
         self.check_time()
         if self.native:
             return NativeTape(self.facts, order, until=self.until)
-        return PlainTape(self.facts, order)
+        return PlainTape(self.facts, [*map(int, order)])
 
-    def native_tape(self, order: Sequence[int]) -> NativeTape:
+    def native_tape(self, order: Sequence[int] | npt.NDArray[np.int32]) -> NativeTape:
         tape = self.tape(order)
         assert isinstance(tape, NativeTape)
         return tape
@@ -249,7 +266,54 @@ class Search:
         ladder = self.ladder if ladder is None else ladder
         peak, seconds = tape.peak(), tape.seconds
         if ladder.improves(peak, seconds):
-            ladder.add(Rung(peak, seconds, np.array(tape.order(), dtype=np.int32)))
+            ladder.add(Rung(peak, seconds, tape.in_order()))
+
+    def at(self, budget: int) -> Rung:
+        """The fastest plan under a budget, or the smallest plan, after descents to that very budget."""
+        if not self.is_settled(budget):
+            self.asked.add(budget)
+            self.in_time(partial(self.descend_to, budget))
+        return self.ladder.best(budget) or self.ladder[0]
+
+    def descend_to(self, budget: int) -> None:
+        """Put the plans that are found for a budget on the ladder."""
+        self.afresh(budget)
+        self.plant_at(budget)
+        self.graft_to(budget)
+        self.loosen(budget)
+
+    def is_settled(self, budget: int) -> bool:
+        """Whether descents to a budget were made, or would be in vain."""
+        return budget in self.asked or not self.floor <= budget < self.top
+
+    def afresh(self, budget: int) -> None:
+        """Descend to a budget from each of the orders of first runs."""
+        exponents = EXPONENTS if self.native else EXPONENTS[: self.effort.exponents]
+        for start in map(self.tape, self.bases):
+            if start.peak() > budget:
+                for exponent in exponents:
+                    self.attempt(start, budget, exponent)
+
+    def plant_at(self, budget: int) -> None:
+        """Let the plans of another method for this very budget join, where judging them takes no time."""
+
+        def fits(order: tuple[list[str], list[str]]) -> bool:
+            runs = self.facts.order(*order)
+            peak, seconds = judge(self.facts, runs)
+            if self.ladder.improves(peak, seconds):
+                self.note(self.tape(runs))
+            return peak <= budget
+
+        if self.native:
+            ask_at_budget(self.graph, fits)
+
+    def loosen(self, budget: int) -> None:
+        """Take repeated runs away from the best plan under a budget, as far as the budget allows."""
+        best = self.ladder.best(budget)
+        if best is not None and self.short(best.order):
+            tape = self.tape(best.order)
+            tape.prune(budget)
+            self.note(tape)
 
     def _targets(self) -> list[int]:
         """Targets from the top to the floor: round shares of the top, as people ask for them, then finer."""
@@ -258,6 +322,12 @@ class Search:
         last = round_ones[-1] if round_ones else self.top
         finer = [self.floor + int((last - self.floor) * share) for share in FINER]
         return sorted({*round_ones, *finer}, reverse=True)
+
+    def _targets_between(self) -> list[int]:
+        """Finer shares of the top, for plans that cost a single descent each."""
+        between = self.effort.between
+        shares = range(100 - between, 0, -between) if between else ()
+        return [target for share in shares if (target := self.top * share // 100) > self.floor]
 
     def attempt(
         self, start: NativeTape | PlainTape, target: int, exponent: float, ladder: Ladder | None = None
@@ -296,6 +366,16 @@ class Search:
             if fitting:
                 last = min(fitting, key=lambda tape: (tape.seconds, tape.peak()))
 
+    def fill(self) -> None:
+        """Plan for finer targets, each from the plan for the one before, as far down as these are reached."""
+        for base in self.bases[:1] if self.effort.between else ():
+            last = self.tape(base)
+            for target in self._targets_between():
+                if target < last.peak():
+                    last = self.attempt(last, target, EXPONENTS[0])
+                    if last.peak() > target:
+                        break
+
     def seeds(self) -> list[list[int]]:
         """The plans of other methods, but for those that an earlier one beats.
 
@@ -325,16 +405,30 @@ class Search:
                     tape.prune(tape.peak())
                     self.note(tape)
         for rung in [rung for rung in self.ladder if not self.short(rung.order)][:MOST_LONG]:
-            tape = self.tape(rung.order.tolist())
+            tape = self.tape(rung.order)
             tape.prune(rung.peak, limit=4 * self.limit)
             self.note(tape)
 
     def graft(self) -> None:
-        """Descend to each target from the plans right above it."""
+        """Descend to each round target from the plans right above it."""
         for target in self.targets:
-            above = [rung for rung in self.ladder if rung.peak > target and self.short(rung.order)]
-            for rung in above[: self.effort.grafts]:
-                self.attempt(self.tape(rung.order.tolist()), target, EXPONENTS[0])
+            self.graft_to(target)
+
+    def graft_to(self, target: int) -> None:
+        """Descend to a target from the plans right above it."""
+        above = [rung for rung in self.ladder if rung.peak > target and self.short(rung.order)]
+        for rung in above[: self.effort.grafts]:
+            self.attempt(self.tape(rung.order), target, EXPONENTS[0])
+
+    def sink(self) -> None:
+        """Descend from plans all along the ladder to what lies between the smallest plan and the floor.
+
+        Neighbours are much alike, and mostly miss alike: the plan that leads further down may be any.
+        """
+        rungs = [rung for rung in self.ladder if self.short(rung.order)]
+        for rung in rungs[:: 1 + len(rungs) // self.effort.sinks] if self.effort.sinks else ():
+            target = (self.least().peak + self.floor) // 2
+            self.attempt(self.tape(rung.order), target, EXPONENTS[0])
 
     def short(self, runs: Sized) -> bool:
         """Whether an order is short enough to work on: plans near the floor may run all ops many times."""
@@ -352,7 +446,7 @@ class Search:
             target = (least.peak + missed) // 2
             if target >= least.peak:
                 return
-            start = self.tape(least.order.tolist())
+            start = self.tape(least.order)
             found = min(self.attempt(start, target, exponent).peak() for exponent in EXPONENTS[:2])
             if found > target:
                 missed = max(target, missed)
@@ -371,7 +465,7 @@ class Search:
             if best is None or not self.short(best.order):
                 best = self.least()
                 target = best.peak - 1 - int((best.peak - self.floor) * chance.choice((0.0, 0.02, 0.1)))
-            tape = self.native_tape(best.order.tolist())
+            tape = self.native_tape(best.order)
             width = chance.choice((1.0, 0.5, 0.25, 0.1))
             start = chance.random() * (1 - width)
             tape.ruin(start, start + width, share=chance.choice((0.1, 0.3, 0.6, 1.0)), seed=turn)
@@ -393,14 +487,14 @@ class Search:
     def up(self) -> None:
         """Fill the ladder between the targets: let go of recomputations as the budget grows."""
         first = self.least()
-        low, found = first.peak, self.tape(first.order.tolist())
+        low, found = first.peak, self.tape(first.order)
         for step in range(1, self.effort.fine):
             target = low + (self.top - low) * step // self.effort.fine
             found.prune(target)
             best = self.ladder.best(target)
             assert best is not None
             if best.seconds < found.seconds:
-                found = self.tape(best.order.tolist())
+                found = self.tape(best.order)
                 found.prune(target)
             self.note(found)
 
@@ -414,7 +508,7 @@ class Search:
             steps = min(STEPS * ops, MOST_STEPS // (len(budgets) * self.effort.sweeps + 1))
             for budget in budgets:
                 start = self.ladder.best(budget) or self.ladder[0]
-                tape = self.native_tape(start.order.tolist())
+                tape = self.native_tape(start.order)
                 price = PRICES[sweep % len(PRICES)] * once / (ops * (self.top - budget))
                 tape.anneal(budget, steps=steps, price=price, heat=heat, seed=sweep)
                 if tape.peak() <= budget:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 from ...plans.graph import Graph
 from ..bound.cut_orders import cut_orders
 from ..chain.method import chain_orders
-from ..rotor.method import rotor_orders
+from ..rotor.method import rotor_orders, rotor_orders_at
 from ..sequence.method import sequence_orders, smallest_orders
 from ..sqrt_segments import segment_orders
 
-__all__ = ["seed_orders"]
+__all__ = ["ask_at_budget", "seed_orders"]
 
 MOST_OPS, MOST_SEQUENCES, MOST_RUNS = 10_000, 400, 250_000
 """Above `MOST_OPS` ops only segments and cuts are tried; of the many sequences about `MOST_RUNS` runs are
@@ -31,9 +31,18 @@ def seed_orders(graph: Graph) -> Iterator[tuple[list[str], list[str]]]:
     if ops > MOST_OPS:
         return
     yield from chain_orders(graph)
-    density = next(density for most, density in DENSITIES if ops <= most)
-    if density:
+    if density := _density(ops):
         yield from rotor_orders(graph, density=density)
     # Every n-th of the sequences, so that about MOST_RUNS runs are simulated whatever the size.
     yield from islice(sequence_orders(graph), 0, None, max(ops * MOST_SEQUENCES // MOST_RUNS, 1))
     yield from smallest_orders(graph)
+
+
+def ask_at_budget(graph: Graph, fits: Callable[[tuple[list[str], list[str]]], bool]) -> None:
+    """Let the method whose table knows every memory look for a budget, by asking what fits it."""
+    if _density(len(graph.ops)):
+        rotor_orders_at(graph, fits)
+
+
+def _density(ops: int) -> int:
+    return next((density for most, density in DENSITIES if ops <= most), 0)

@@ -146,7 +146,7 @@ def replay(
     stored is there to be stored, fits into the slots and is freed last in, first out; the backward of each
     step runs once, from the last to the first, with its internal state there: in the workspace, where the
     step has just run, or in a slot. Under `keep="internal"` only a slot will do: the slots are the memory for
-    internal states, the running one included. Under "hidden" one slot is the start state's.
+    internal states, the running one included. Under the other two one slot is the start state's.
     """
     device = _Device(read_problem(steps, slots, keep=keep, internal=internal, held=held))
     for action in actions:
@@ -163,7 +163,7 @@ class _Device:
         self.problem = problem
         self.left = problem.steps
         self.forwards = self.performed = 0
-        self.used = 1 if problem.keep == "hidden" else 0
+        self.used = 0 if problem.keep == "internal" else 1
         self.state: int = 0
         self.ran: int | None = None
         self.stack: list[tuple[Push, int]] = []

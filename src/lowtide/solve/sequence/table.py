@@ -91,8 +91,9 @@ def forward_count(
 
     With `keep="hidden"` a slot takes the state that a step hands on, and one slot is the start state's; with
     "internal" it takes all that the backward of a step reads, and the start state is free; with "mixed" slots
-    count hidden states, an internal state takes `internal` of them, or `held` (the same unless given) when
-    the state it starts from is stored already. One step at a time is worked on beside the slots.
+    count hidden states, the start state among them, and an internal state takes `internal` of them, or `held`
+    (the same unless given) when the state it starts from is stored already. One step at a time is worked on
+    beside the slots.
 
         >>> forward_count(1000, 50), forward_count(1000, 50, keep="internal")
         (2948, 1950)
