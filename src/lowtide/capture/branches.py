@@ -32,6 +32,7 @@ from .._torch import (
 )
 from ..torch_state.random_state import look_at_state, put_state
 from .conditions import answers_of, mark, question, what_it_reads
+from .grouped_products import any_grouped_product
 from .plain_masks import makes_masks, masks_as_plain
 
 __all__ = ["Branches", "following_branches"]
@@ -58,7 +59,7 @@ def following_branches(*, on: bool = True) -> Iterator[Branches]:
         return
     outer, _present.branches = getattr(_present, "branches", None), found
     try:
-        with masks_as_plain(), branches_answered(_answer):
+        with masks_as_plain(), any_grouped_product(), branches_answered(_answer):
             yield found
     finally:
         _present.branches = outer
