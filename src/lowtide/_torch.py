@@ -313,8 +313,24 @@ def _tables(answer: Answer) -> list[tuple[Any, list[Any]]]:
         for name, code in dis.opmap.items():
             if re.fullmatch(r"(POP_)?JUMP(_FORWARD|_BACKWARD)?_IF_(TRUE|FALSE)(_OR_POP)?", name):
                 table[code] = _asking(table[code], name, answer)
+        table[dis.opmap["UNARY_NOT"]] = _denying(table[dis.opmap["UNARY_NOT"]], answer)
         found.append((tracer, table))
     return found
+
+
+def _denying(deny: Callable[[Any, Any], None], answer: Answer) -> Callable[[Any, Any], None]:
+    """The instruction of `not`, with an answer in the place of a tensor."""
+
+    def handle(tracer: Any, instruction: Any) -> None:
+        node = _branched_on(tracer)
+        said = None if node is None else answer(str(tracer.f_globals.get("__name__")), node)
+        if said is None:
+            deny(tracer, instruction)
+        else:
+            tracer.pop()
+            tracer.push(private("TracedConstant").create(not said))
+
+    return handle
 
 
 def _asking(jump: Callable[[Any, Any], None], name: str, answer: Answer) -> Callable[[Any, Any], None]:
@@ -338,7 +354,7 @@ def _asking(jump: Callable[[Any, Any], None], name: str, answer: Answer) -> Call
 
 
 def _branched_on(tracer: Any) -> Any:
-    """The node of the tensor that the next jump depends on; None for what is none."""
+    """The node of the tensor that the next jump, or `not`, depends on; None for what is none."""
     value = tracer.stack[-1]
     if isinstance(value, private("NotYetTraced")):
         tensor = value.is_realized() or isinstance(value.peek_value(), torch.Tensor)

@@ -32,6 +32,7 @@ from .._torch import (
 )
 from ..torch_state.random_state import look_at_state, put_state
 from .conditions import answers_of, mark, question, what_it_reads
+from .decided_draws import decided
 from .grouped_products import any_grouped_product
 from .plain_masks import makes_masks, masks_as_plain
 
@@ -70,6 +71,8 @@ def _answer(module: str, condition: fx.Node) -> bool | None:
     branches: Branches | None = getattr(_present, "branches", None)
     if branches is None:
         return None
+    if (certain := decided(condition)) is not None:
+        return certain
     nodes = what_it_reads([condition])
     if not _is_of_inputs(condition, nodes):
         return False if makes_masks(module) else None
