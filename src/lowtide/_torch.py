@@ -428,13 +428,14 @@ RECAPTURES = 64
 """How often a step may be captured for the same shapes, where it reads Python values that change; chosen."""
 
 
-def capture_settings() -> AbstractContextManager[None]:
+def capture_settings(*, recurrent: bool = False) -> AbstractContextManager[None]:
     """How torch.compile's front end looks at a step while it is called (names seen in 2.11-2.13).
 
     Hooks on modules are watched, so that one added later is not missed; a step that reads changing Python
     values may be captured more than a few times; what it writes to a log is left out, not refused. Numbers
     that it draws with NumPy are NumPy's: torch would draw them from its own generator. The buckets of
     DistributedDataParallel do not split the graph; where torch would give up and run plainly, it raises.
+    It looks into `nn.LSTM` and its kin where they are `recurrent` layers that can be captured as they run.
     Not by `config.patch`, which leaves a context variable behind for good, here at every step.
     """
     config = private("dynamo_config")
@@ -446,6 +447,7 @@ def capture_settings() -> AbstractContextManager[None]:
         suppress_errors=False,
         **({"optimize_ddp": False} if in_process_group() else {}),
         use_numpy_random_stream=True,
+        allow_rnn=recurrent,
         ignore_logging_functions=config.ignore_logging_functions or _log_functions(),
     )
 
@@ -503,13 +505,13 @@ def _global_hooks() -> list[Any]:
 
 @contextmanager
 def eager_kernels() -> Iterator[None]:
-    """Trace resizing ops as the kernels that eager runs (`py_kernels` seen in 2.11-2.13).
+    """Trace resizing ops and recurrent layers as the kernels that eager runs (`py_kernels`, in 2.11-2.13).
 
     For these torch keeps Python decompositions that only tracing uses: a dozen ops in place of one kernel,
-    slower without a fusing compiler, and rounded differently.
+    slower without a fusing compiler, rounded differently, and with other masks of dropout between layers.
     """
     keys = (private("DispatchKey").Autograd, private("DispatchKey").CompositeImplicitAutograd)
-    ops = [op for op in _overloads(torch.ops.aten) if "upsample" in str(op)]
+    ops = list(_overloads(torch.ops.aten))
     taken = [(op, {key: op.py_kernels.pop(key) for key in keys if key in op.py_kernels}) for op in ops]
     for op in ops:
         op._dispatch_cache.clear()
@@ -547,10 +549,13 @@ def keeping_draws() -> AbstractContextManager[None]:
     return attributes(private("inductor_config"), fallback_random=True)
 
 
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
 def _overloads(namespace: Any) -> Iterator[Any]:
     for name in dir(namespace):
         packet = getattr(namespace, name)
-        if "upsample" in name and hasattr(packet, "overloads"):
+        if ("upsample" in name or name in _RECURRENT) and hasattr(packet, "overloads"):
             yield from (getattr(packet, overload) for overload in packet.overloads())
 
 

@@ -15,6 +15,7 @@ from .._torch import capture_settings, private, private_of, usual_stance
 from ..capture.branches import Branches, following_branches
 from ..capture.joint_graph import capturing
 from ..capture.meta_model import fakes_for_meta
+from ..capture.rewrites.recurrent import are_captured
 from ..capture.torch_errors import OnlyPlanned, clear_errors, users_error
 from ..console.call_fit import misfit, takes_by_name
 from ..console.log import planning
@@ -229,7 +230,7 @@ def plan(
             planning(),
             clear_errors(),
             usual_stance(),
-            capture_settings(),
+            capture_settings(recurrent=device is None and are_captured(m for _, m in modules_of(model))),
             leaving_marks(),
             following_branches() as branches,
             private("without_modes")(),

@@ -26,6 +26,7 @@ from .._torch import (
 from ..capture.branches import following_branches
 from ..capture.conditions import OtherData
 from ..capture.joint_graph import capturing
+from ..capture.rewrites.recurrent import are_captured
 from ..capture.torch_errors import CAPPED_INSIDE, clear_errors
 from ..console.log import log, planning, say_plan
 from ..console.stage_seconds import timed
@@ -139,7 +140,7 @@ class Capped:
                 clear_errors(),
                 without_foreign_modes(),
                 usual_stance(),
-                capture_settings(),
+                capture_settings(recurrent=entry.recurrent),
                 leaving_marks(),
                 following_branches(on=entry.branches),
             ):
@@ -331,7 +332,8 @@ class Capped:
 
     def new_entry(self, beside: int, options: Options) -> Entry:
         refuse_lazy(self.modules())
-        entry = Entry(options, self.caller, self.caller.autocast, beside, self.may_branch())
+        recurrent = are_captured(self.modules())
+        entry = Entry(options, self.caller, self.caller.autocast, beside, self.may_branch(), recurrent)
         entry.call = torch.compile(
             fresh(self.function),
             backend=backend_for(entry),

@@ -52,8 +52,8 @@ class Entry:
     """The compiled step of one shape, and the plans of its parts.
 
     It is traced for a backward in the state `autocast`, and planned beside other calls that hold `beside`
-    bytes; `branches` on the batch's data are taken as the batch says. `attempt` is what all ranks call its
-    planning.
+    bytes; `branches` on the batch's data are taken as the batch says, `recurrent` layers are captured as they
+    run. `attempt` is what all ranks call its planning.
     """
 
     options: Options
@@ -61,6 +61,7 @@ class Entry:
     autocast: State = ()
     beside: int = 0
     branches: bool = True
+    recurrent: bool = True
     attempt: str = ""
     call: Callable[..., Any] | None = None
     parts: list[RunnableStep] = field(default_factory=list)
