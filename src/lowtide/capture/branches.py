@@ -8,7 +8,9 @@ own (`conditions`).
 
 That is sound where the condition is computed from the batch and from buffers alone, before anything writes
 to them: then it is the same before the step as at the branch. What comes of parameters is not asked, since
-it would be computed twice; nor are floating point results, which autocast may round, or random numbers.
+it would be computed twice; nor are floating point results, which autocast may round. Of random numbers only
+those are known that are drawn on the host and compared with a rate (`compared_draws`): all that the step
+draws before is drawn for them, and put back (`redraws`).
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from .._torch import (
     traced_value,
 )
 from ..torch_state.random_state import look_at_state, put_state
+from .compared_draws import decided, is_drawn_on_host
 from .conditions import answers_of, mark, question, what_it_reads
-from .decided_draws import decided
 from .grouped_products import any_grouped_product
 from .plain_masks import makes_masks, masks_as_plain
 
@@ -46,9 +48,13 @@ _present = threading.local()
 
 @dataclass
 class Branches:
-    """What is known of the branches of one capture: whether one was taken without data, for no padding."""
+    """What is known of the branches of one capture.
+
+    Whether one was taken without data, for no padding; whether one was taken as the random state says.
+    """
 
     unpadded: bool = False
+    drawn: bool = False
 
 
 @contextmanager
@@ -73,6 +79,9 @@ def _answer(module: str, condition: fx.Node) -> bool | None:
         return None
     if (certain := decided(condition)) is not None:
         return certain
+    if is_drawn_on_host(condition):
+        branches.drawn = True
+        return _drawn(condition)
     nodes = what_it_reads([condition])
     if not _is_of_inputs(condition, nodes):
         return False if makes_masks(module) else None
@@ -85,6 +94,20 @@ def _answer(module: str, condition: fx.Node) -> bool | None:
         return False if makes_masks(module) else None
     if inputs:  # what is made of nothing says the same at every call
         condition.graph.call_function(mark, (condition, answer))
+    return answer
+
+
+def _drawn(condition: fx.Node) -> bool | None:
+    """What a drawn number is going to say; None where what is drawn before it is not known."""
+    asked = question([condition])
+    if asked is None:
+        return None
+    before = look_at_state("cpu")
+    try:
+        (answer,) = answers_of(asked[0]())
+    finally:
+        put_state(before, "cpu")
+    condition.graph.call_function(mark, (condition, answer))
     return answer
 
 
@@ -146,10 +169,12 @@ def _asked(condition: fx.Node, inputs: list[Any]) -> bool | None:
     device = str(traced_value(condition).device)
     devices = {"cpu", device} & {"cpu", "cuda", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))}
     before = {device: look_at_state(device) for device in devices}
-    ask, _ = question([condition])
+    asked = question([condition])
+    if asked is None:
+        return None
     try:
         with torch.no_grad():
-            (answer,) = answers_of(ask(*inputs))
+            (answer,) = answers_of(asked[0](*inputs))
     except Exception:  # the front end tells what is wrong with it
         return None
     drawn = [device for device, state in before.items() if not torch.equal(state, look_at_state(device))]

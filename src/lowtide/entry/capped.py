@@ -103,6 +103,12 @@ class Capped:
                 return self.call_of(answers, args, kwargs)
             except OtherData as other:  # the next one is of such data, or is captured with this batch
                 answers = (*answers, other.answers)
+                if other.drawn:
+                    self.say(
+                        "which parts of the step run is drawn anew at each call (LayerDrop, say): every "
+                        "combination that comes up is captured and planned by itself, and counts in "
+                        "max_plans. With a rate of zero it is one plan"
+                    )
 
     def call_of(self, answers: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of the step that is captured for some answers to its branches on data."""

@@ -1,4 +1,4 @@
-"""Comparisons of a drawn number whose answer is the same whatever is drawn.
+"""Comparisons of a drawn number with a rate: what they say, if that is the same whatever is drawn.
 
 Models that may skip a layer (LayerDrop, Fan et al. 2020) draw a number for each one, `torch.rand([])`,
 and compare it with their rate. With a rate of zero, the default of many, or of one, the branch does not
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch import private_of
+from .._torch import private_of, traced_value
 
-__all__ = ["decided"]
+__all__ = ["decided", "is_drawn_on_host"]
 
 Compare = Callable[[Any, Any], bool]
 
@@ -53,6 +53,11 @@ def decided(condition: fx.Node) -> bool | None:
     return None
 
 
+def is_drawn_on_host(condition: fx.Node) -> bool:
+    """Whether a condition compares a number that is drawn on the host with a Python number."""
+    return _compared(condition) is not None and traced_value(condition).device.type == "cpu"
+
+
 def _compared(condition: fx.Node) -> tuple[Compare, float] | None:
     """The comparison and the number, as in `draw < number`."""
     compare = (_METHODS if condition.op == "call_method" else _COMPARISONS).get(condition.target)
@@ -74,5 +79,5 @@ def _is_uniform(item: Any) -> bool:
     """Whether a node is a uniform draw that nothing was written to."""
     if not isinstance(item, fx.Node) or item.op != "call_function" or item.target is not torch.rand:
         return False
-    value = item.meta.get("example_value")
+    value = traced_value(item)
     return isinstance(value, torch.Tensor) and not private_of(value, "version")
