@@ -313,9 +313,32 @@ def _tables(answer: Answer) -> list[tuple[Any, list[Any]]]:
         for name, code in dis.opmap.items():
             if re.fullmatch(r"(POP_)?JUMP(_FORWARD|_BACKWARD)?_IF_(TRUE|FALSE)(_OR_POP)?", name):
                 table[code] = _asking(table[code], name, answer)
+        table[dis.opmap["STORE_ATTR"]] = _leaving_leaves(table[dis.opmap["STORE_ATTR"]])
         table[dis.opmap["UNARY_NOT"]] = _denying(table[dis.opmap["UNARY_NOT"]], answer)
         found.append((tracer, table))
     return found
+
+
+def _leaving_leaves(store: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """The instruction that sets an attribute; `requires_grad = True` of what the step makes is left out.
+
+    Models set it for checkpointing, so that a segment has an input with a gradient. Nobody outside gets hold
+    of that gradient, and all others are what they are without it.
+    """
+
+    def handle(tracer: Any, instruction: Any) -> None:
+        value, owner = tracer.stack[-2:]
+        made = isinstance(owner, private("TracedTensor")) and owner.as_proxy().node.op != "placeholder"
+        if instruction.argval != "requires_grad" or not made or not _is_true(value):
+            store(tracer, instruction)
+        else:
+            tracer.popn(2)
+
+    return handle
+
+
+def _is_true(value: Any) -> bool:
+    return isinstance(value, private("TracedConstant")) and value.as_python_constant() is True
 
 
 def _denying(deny: Callable[[Any, Any], None], answer: Answer) -> Callable[[Any, Any], None]:

@@ -226,3 +226,19 @@ def test_a_condition_keeps_no_batch_alive():
     model(torch.ones(2, 4, 8), mask).backward()
     gc.collect()
     assert not [o for o in gc.get_referrers(mask) if isinstance(o, dict) and o is not globals()]
+
+
+def test_a_gradient_that_a_model_asks_for_and_nobody_gets_changes_nothing():
+    class ForCheckpointing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv1d(1, 4, 3), nn.Linear(6, 2)
+
+        def forward(self, x):
+            hidden = x[:, None]
+            hidden.requires_grad = True
+            return self.last(self.first(hidden).tanh()).square().sum()
+
+    found = lowtide.verify(ForCheckpointing(), torch.randn(2, 8), budget="min")
+    assert found, str(found)
+    assert found.predicted == found.measured
