@@ -12,6 +12,7 @@ import importlib
 import logging
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
@@ -301,6 +302,41 @@ def branches_answered(answer: Answer) -> Iterator[None]:
     finally:
         for tracer, table in before:
             tracer.dispatch_table = table
+
+
+Look = Callable[[Any], None]
+"""What sees, and may change, each call of a trace before it is tried on fake tensors."""
+
+_looks = threading.local()
+
+
+@contextmanager
+def calls_looked_at(look: Look) -> Iterator[None]:
+    """Let a function see each call that this thread traces with torch.compile's front end."""
+    _let_look()
+    outer, _looks.present = getattr(_looks, "present", None), look
+    try:
+        yield
+    finally:
+        _looks.present = outer
+
+
+@functools.cache
+def _let_look() -> None:
+    """Ask the present thread's function, if it has one, where the front end tries a call.
+
+    Once and for good, so that threads do not undo each other's (`get_fake_value`, seen in 2.13).
+    """
+    builder = importlib.import_module("torch._dynamo.variables.builder")
+    tried = builder.get_fake_value
+
+    def try_call(node: Any, *args: Any, **kwargs: Any) -> Any:
+        look: Look | None = getattr(_looks, "present", None)
+        if look is not None and node.op in ("call_function", "call_method"):
+            look(node)
+        return tried(node, *args, **kwargs)
+
+    builder.get_fake_value = try_call  # type: ignore[attr-defined]
 
 
 @functools.cache
