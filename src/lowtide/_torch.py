@@ -287,12 +287,17 @@ Answer = Callable[[str, Any], bool | None]
 """Which way a branch goes, of the module whose code branches and the node of the tensor; None: unknown."""
 
 
+_looks = threading.local()
+
+
 @contextmanager
 def branches_answered(answer: Answer) -> Iterator[None]:
     """Let a function say which way a branch on a tensor goes where torch.compile, which cannot look, stops.
 
     The front end has a function for each of Python's instructions (`dispatch_table`, seen in 2.11-2.13).
     """
+    _let_answer()
+    outer, _looks.answer = getattr(_looks, "answer", None), answer
     tables = _tables(answer)
     before = [(tracer, tracer.dispatch_table) for tracer, _ in tables]
     try:
@@ -302,12 +307,32 @@ def branches_answered(answer: Answer) -> Iterator[None]:
     finally:
         for tracer, table in before:
             tracer.dispatch_table = table
+        _looks.answer = outer
+
+
+@functools.cache
+def _let_answer() -> None:
+    """Ask the present thread's function, if it has one, where a flag is brought to Python.
+
+    All of `bool(x)`, `int(x)` and `x.item()` come to `TensorVariable.method_item` (seen in 2.13). Numbers
+    other than flags stay symbols: each of their values would be another step.
+    """
+    traced = private("TracedTensor")
+    item = traced.method_item
+
+    def method_item(self: Any, tracer: Any, *args: Any, **kwargs: Any) -> Any:
+        answer: Answer | None = getattr(_looks, "answer", None)
+        if answer is not None and self.dtype == torch.bool and tracer.output.current_tracer.parent is None:
+            said = answer(str(tracer.f_globals.get("__name__")), self.as_proxy().node)
+            if said is not None:
+                return private("TracedConstant").create(said)
+        return item(self, tracer, *args, **kwargs)
+
+    traced.method_item = method_item
 
 
 Look = Callable[[Any], None]
 """What sees, and may change, each call of a trace before it is tried on fake tensors."""
-
-_looks = threading.local()
 
 
 @contextmanager

@@ -58,6 +58,11 @@ def of_floats_compared(model, y, x, mask):
     return y
 
 
+def as_a_flag(model, y, x, mask):
+    whole, some = bool((mask == 1).all()), mask.any().item()
+    return y * 2 if whole and not (some and mask[0, 0].item() is False) else y * 3
+
+
 def ones():
     return torch.ones(2, 4, dtype=torch.long)
 
@@ -70,7 +75,14 @@ def padded():
 
 @pytest.mark.parametrize(
     ("way", "entries"),
-    [(attention, 2), (of_a_buffer, 2), (as_a_value, 2), (in_a_loop, 2), (of_floats_compared, 1)],
+    [
+        (attention, 2),
+        (of_a_buffer, 2),
+        (as_a_value, 2),
+        (as_a_flag, 2),
+        (in_a_loop, 2),
+        (of_floats_compared, 1),
+    ],
 )
 def test_each_batch_goes_its_own_way(way, entries):
     torch.manual_seed(0)
