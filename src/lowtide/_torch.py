@@ -13,6 +13,7 @@ import logging
 import re
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
@@ -516,7 +517,7 @@ def capture_settings(*, recurrent: bool = False) -> AbstractContextManager[None]
     """How torch.compile's front end looks at a step while it is called (names seen in 2.11-2.13).
 
     Hooks on modules are watched, so that one added later is not missed; a step that reads changing Python
-    values may be captured more than a few times; what it writes to a log is left out, not refused. Numbers
+    values may be captured more than a few times; what it writes to a log, or warns of, is left out. Numbers
     that it draws with NumPy are NumPy's: torch would draw them from its own generator. The buckets of
     DistributedDataParallel do not split the graph; where torch would give up and run plainly, it raises.
     It looks into `nn.LSTM` and its kin where they are `recurrent` layers that can be captured as they run.
@@ -564,15 +565,19 @@ _LOG_NAMES = ("debug", "info", "warn", "warning", "error", "exception", "critica
 
 
 def _log_functions() -> set[Any]:
-    """What writes to a log; libraries add functions of their own, as `Logger.warning_once`."""
-    return _Unlisted(f for name, f in vars(logging.Logger).items() if name.partition("_")[0] in _LOG_NAMES)
+    """What writes to a log, or warns; libraries add functions of their own, as `Logger.warning_once`."""
+    methods = (f for name, f in vars(logging.Logger).items() if name.partition("_")[0] in _LOG_NAMES)
+    return _Unlisted([*methods, warnings.warn])
 
 
 class _Unlisted(set[Any]):
-    """A set that has its members and lists none: torch 2.11 would sort them for its metrics, and cannot."""
+    """A set that lists one of its members: torch 2.11 would sort them for its metrics, and cannot.
+
+    Methods of loggers are looked up, and a function, as `warnings.warn`, is looked for in the list.
+    """
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(())
+        return iter((warnings.warn,))
 
 
 def count_global_hooks() -> int:

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import warnings
 
 import pytest
 import torch
@@ -254,3 +255,30 @@ def test_a_gradient_that_a_model_asks_for_and_nobody_gets_changes_nothing():
     found = lowtide.verify(ForCheckpointing(), torch.randn(2, 8), budget="min")
     assert found, str(found)
     assert found.predicted == found.measured
+
+
+@pytest.mark.slow
+def test_torchs_transformer_asks_whether_its_mask_is_causal():
+    class Sequences(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+
+        def forward(self, x, mask, padding):
+            return self.net(x, x, tgt_mask=mask, src_key_padding_mask=padding).square().mean()
+
+    torch.manual_seed(0)
+    padding = torch.tensor([[False] * 4, [False, False, True, True]])
+    causal = nn.Transformer.generate_square_subsequent_mask(4)
+    for mask in (causal, causal.flip(0).flip(1)):
+        found = lowtide.verify(Sequences(), torch.randn(2, 4, 8), mask, padding, budget="min")
+        assert found, str(found)
+        assert found.predicted == found.measured
+
+
+def test_warnings_of_a_step_are_left_out():
+    def step(x):
+        warnings.warn("a road that is deprecated", FutureWarning, stacklevel=2)
+        return x.square().sum()
+
+    lowtide.cap(step, "1MiB", **QUICKLY)(torch.ones(4, requires_grad=True)).backward()

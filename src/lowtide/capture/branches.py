@@ -45,6 +45,9 @@ __all__ = ["Branches", "following_branches"]
 WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 """Dtypes whose results nobody rounds."""
 
+EXACT = (torch.full, torch.zeros, torch.ones, torch.triu, torch.tril)
+"""Calls that compute nothing: torch's own Transformer compares a mask with a causal one that it makes so."""
+
 _present = threading.local()
 
 
@@ -158,9 +161,10 @@ def _is_input(node: fx.Node) -> bool:
 
 
 def _is_whole(node: fx.Node) -> bool:
-    """Whether a node calls something that returns whole numbers or flags."""
+    """Whether a node calls something that returns whole numbers or flags, or computes nothing."""
     values = private("tree_leaves")(traced_value(node))
-    tensors = all(isinstance(v, torch.Tensor) and v.dtype in WHOLE for v in values)
+    exact = node.target in EXACT
+    tensors = all(isinstance(v, torch.Tensor) and (exact or v.dtype in WHOLE) for v in values)
     return node.op in ("call_function", "call_method") and bool(values) and tensors
 
 
