@@ -24,6 +24,7 @@ class Selecting(nn.Module):
 
 WAYS = {
     "x[mask]": lambda y, labels: y[labels >= 0],
+    "x[:, mask]": lambda y, labels: y.t()[:, labels >= 0],
     "masked_select": lambda y, labels: y.masked_select((labels >= 0)[:, None]) * 2,
     "nonzero": lambda y, labels: y[labels.ge(0).nonzero()[:, 0]],
     "where": lambda y, labels: y[torch.where(labels >= 0)[0]] + labels[labels >= 0][:, None],

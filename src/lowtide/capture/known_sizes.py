@@ -37,9 +37,9 @@ def places_by_dimension(mask: torch.Tensor, size: int) -> tuple[torch.Tensor, ..
     return places(mask, size).unbind(1)
 
 
-def where_true(x: torch.Tensor, mask: torch.Tensor, size: int) -> torch.Tensor:
-    """`x[mask]`."""
-    return x[places_by_dimension(mask, size)]
+def where_true(x: torch.Tensor, mask: torch.Tensor, size: int, *, after: int = 0) -> torch.Tensor:
+    """`x[mask]`, or `x[:, mask]` with as many whole dimensions before."""
+    return x[(slice(None),) * after + places_by_dimension(mask, size)]
 
 
 def selected(x: torch.Tensor, mask: torch.Tensor, size: int) -> torch.Tensor:
@@ -53,7 +53,7 @@ def with_known_size(node: fx.Node, count: Count) -> None:
     found = _call(node)
     if found is None:
         return
-    function, args = found
+    function, args, kwargs = found
     size = count(args[-1])
     if size is None:
         return
@@ -62,28 +62,39 @@ def with_known_size(node: fx.Node, count: Count) -> None:
         number = graph.call_function(torch.count_nonzero, (args[-1],))
         condition = graph.call_function(operator.eq, (number, size))
         graph.call_function(mark, (condition, True))
-    node.op, node.target, node.args, node.kwargs = "call_function", function, (*args, size), {}
+    node.op, node.target, node.args, node.kwargs = "call_function", function, (*args, size), kwargs
 
 
-def _call(node: fx.Node) -> tuple[Callable[..., Any], tuple[fx.Node, ...]] | None:
-    """The function in whose place one with a known size may stand, and its tensors, the mask last."""
-    given = [arg for arg in node.args if isinstance(arg, fx.Node)]
-    if node.target is operator.getitem and len(given) == 2:
-        return (where_true, tuple(given)) if _is_mask(given[1], of=given[0]) else None
+_Call = tuple[Callable[..., Any], tuple[fx.Node, ...], dict[str, Any]]
+
+
+def _call(node: fx.Node) -> _Call | None:
+    """The function in whose place one with a known size may stand, with its tensors, the mask last."""
+    given = tuple(arg for arg in node.args if isinstance(arg, fx.Node))
+    if node.target is operator.getitem and given:
+        return _indexing(given[0], node.args[1])
     if node.target in (torch.masked_select, "masked_select") and len(given) == 2:
-        return (selected, tuple(given)) if _is_mask(given[1]) else None
+        return (selected, given, {}) if _is_mask(given[1]) else None
     if len(given) != 1 or len(node.args) != 1 or not isinstance(traced_value(given[0]), torch.Tensor):
         return None
     if node.target is torch.where and not node.kwargs:
-        return places_by_dimension, tuple(given)
+        return places_by_dimension, given, {}
     if node.target in (torch.nonzero, "nonzero"):
-        return (places_by_dimension if node.kwargs.get("as_tuple") else places), tuple(given)
+        return places_by_dimension if node.kwargs.get("as_tuple") else places, given, {}
     return None
 
 
-def _is_mask(node: fx.Node, *, of: fx.Node | None = None) -> bool:
-    """Whether a node is a mask, and one of the first dimensions of another; others are the step's error."""
-    value = traced_value(node)
-    if not isinstance(value, torch.Tensor) or value.dtype != torch.bool or not value.dim():
-        return False
-    return of is None or traced_value(of).shape[: value.dim()] == value.shape
+def _indexing(x: fx.Node, index: Any) -> _Call | None:
+    """An index by one mask, with nothing but whole dimensions before it."""
+    *before, mask = index if isinstance(index, tuple) else (index,)
+    if any(each != slice(None) for each in before) or not _is_mask(mask):
+        return None
+    after, mine = len(before), traced_value(mask).shape
+    if traced_value(x).shape[after : after + len(mine)] != mine:
+        return None  # the step's own error
+    return where_true, (x, mask), {"after": after} if after else {}
+
+
+def _is_mask(node: Any) -> bool:
+    value = traced_value(node) if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.dtype == torch.bool and value.dim() > 0
