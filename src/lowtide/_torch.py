@@ -356,11 +356,12 @@ def _let_look() -> None:
     builder = importlib.import_module("torch._dynamo.variables.builder")
     tried = builder.get_fake_value
 
-    def try_call(node: Any, *args: Any, **kwargs: Any) -> Any:
+    def try_call(node: Any, tracer: Any, *args: Any, **kwargs: Any) -> Any:
         look: Look | None = getattr(_looks, "present", None)
-        if look is not None and node.op in ("call_function", "call_method"):
+        whole = tracer.output.current_tracer.parent is None  # not a part that is traced by itself
+        if look is not None and whole and node.op in ("call_function", "call_method"):
             look(node)
-        return tried(node, *args, **kwargs)
+        return tried(node, tracer, *args, **kwargs)
 
     builder.get_fake_value = try_call  # type: ignore[attr-defined]
 
