@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import headtohead_table
+import models_table
 import plan_results
 import sequences_results
 import sketch_glue_results
@@ -27,10 +28,17 @@ DOCUMENTS = (
     "docs/exactness.md",
     "docs/head-to-head.md",
     "docs/how-it-works.md",
+    "docs/models.md",
     "docs/sequences.md",
     "docs/sketch.md",
     "docs/training-tools.md",
 )
+MODELS = {
+    "transformers": "transformers",
+    "timm": "timm",
+    "diffusers": "diffusers",
+    "graphs": "torch_geometric",
+}
 NAMES = {
     "gpt": "GPT, 12 layers, d=1024, 16 x 1024 tokens, bf16",
     "resnet50": "ResNet-50, batch 96",
@@ -128,6 +136,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "exactness-all": lambda: exactness(short=False),
     "headtohead": lambda: headtohead_table.table(read("headtohead-h200.jsonl")),
     "headtohead-verdict": lambda: headtohead_table.verdict_table(read("headtohead-h200.jsonl")),
+    "models": lambda: models_table.summary(read("models.jsonl")),
+    **{
+        f"models-{name}": lambda library=library: models_table.table(read("models.jsonl"), library)
+        for name, library in MODELS.items()
+    },
     "paper": paper,
     "plan_times": lambda: plan_times_table(read("plan_times.jsonl")),
     "plans": lambda: plan_tables(plan_results.read()),

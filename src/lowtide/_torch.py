@@ -12,13 +12,15 @@ import importlib
 import logging
 import re
 import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 
-from .process_wide import Change, Shared, UndoneBy, attributes
+from .process_wide import Change, Shared, UndoneBy, attributes, here
 
 __all__ = [
     "ATTRIBUTES",
@@ -106,6 +108,8 @@ NAMES: dict[str, tuple[str, str]] = {
     "AnyTracer": ("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "2.11-2.13"),
     "TracedTensor": ("torch._dynamo.variables:TensorVariable", "2.11-2.13"),
     "TracedConstant": ("torch._dynamo.variables:ConstantVariable", "2.11-2.13"),
+    "fake_kernels": ("torch._subclasses.fake_impls:op_implementations_dict", "2.13"),
+    "grouped_product_result": ("torch._meta_registrations:_create_grouped_mm_output_tensor", "2.13"),
     "NotYetTraced": ("torch._dynamo.variables:LazyVariableTracker", "2.11-2.13"),
 }
 
@@ -289,6 +293,20 @@ Answer = Callable[[str, Any], bool | None]
 """Which way a branch goes, of the module whose code branches and the node of the tensor; None: unknown."""
 
 
+Look = Callable[[Any], None]
+"""What sees, and may change, each call of a trace before it is tried on fake tensors."""
+
+
+class _Looks(threading.local):
+    """What this thread has to say to torch's front end while that captures for it."""
+
+    answer: Answer | None = None
+    present: Look | None = None
+
+
+_looks = _Looks()
+
+
 class branches_answered(Change):  # noqa: N801  # reads as a verb where it is used
     """Let a function say which way a branch on a tensor goes where torch.compile, which cannot look, stops.
 
@@ -301,9 +319,58 @@ class branches_answered(Change):  # noqa: N801  # reads as a verb where it is us
 
     def make(self) -> None:
         """Put other tables in the place of the front end's; a class may have that of the one above it."""
+        _let_answer()
+        self.undone_by(functools.partial(setattr, _looks, "answer", _looks.answer))
+        _looks.answer = self.answer
         for tracer, table in _tables(self.answer):
             self.undone_by(functools.partial(setattr, tracer, "dispatch_table", tracer.dispatch_table))
             tracer.dispatch_table = table
+
+
+@functools.cache
+def _let_answer() -> None:
+    """Ask the present thread's function, if it has one, where a flag is brought to Python.
+
+    All of `bool(x)`, `int(x)` and `x.item()` come to `TensorVariable.method_item` (seen in 2.13). Numbers
+    other than flags stay symbols: each of their values would be another step.
+    """
+    traced = private("TracedTensor")
+    item = traced.method_item
+
+    def method_item(self: Any, tracer: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = _looks.answer
+        if answer is not None and self.dtype == torch.bool and tracer.output.current_tracer.parent is None:
+            said = answer(str(tracer.f_globals.get("__name__")), self.as_proxy().node)
+            if said is not None:
+                return private("TracedConstant").create(said)
+        return item(self, tracer, *args, **kwargs)
+
+    traced.method_item = method_item
+
+
+def calls_looked_at(look: Look) -> AbstractContextManager[Any]:
+    """Let a function see each call that this thread traces with torch.compile's front end."""
+    _let_look()
+    return here(_looks, present=look)
+
+
+@functools.cache
+def _let_look() -> None:
+    """Ask the present thread's function, if it has one, where the front end tries a call.
+
+    Once and for good, so that threads do not undo each other's (`get_fake_value`, seen in 2.13).
+    """
+    builder = importlib.import_module("torch._dynamo.variables.builder")
+    tried = builder.get_fake_value
+
+    def try_call(node: Any, tracer: Any, *args: Any, **kwargs: Any) -> Any:
+        look = _looks.present
+        whole = tracer.output.current_tracer.parent is None  # not a part that is traced by itself
+        if look is not None and whole and node.op in ("call_function", "call_method"):
+            look(node)
+        return tried(node, tracer, *args, **kwargs)
+
+    builder.get_fake_value = try_call  # type: ignore[attr-defined]
 
 
 @functools.cache
@@ -316,8 +383,47 @@ def _tables(answer: Answer) -> list[tuple[Any, list[Any]]]:
         for name, code in dis.opmap.items():
             if re.fullmatch(r"(POP_)?JUMP(_FORWARD|_BACKWARD)?_IF_(TRUE|FALSE)(_OR_POP)?", name):
                 table[code] = _asking(table[code], name, answer)
+        table[dis.opmap["STORE_ATTR"]] = _leaving_leaves(table[dis.opmap["STORE_ATTR"]])
+        table[dis.opmap["UNARY_NOT"]] = _denying(table[dis.opmap["UNARY_NOT"]], answer)
         found.append((tracer, table))
     return found
+
+
+def _leaving_leaves(store: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """The instruction that sets an attribute; `requires_grad = True` of what the step makes is left out.
+
+    Models set it for checkpointing, so that a segment has an input with a gradient. Nobody outside gets hold
+    of that gradient, and all others are what they are without it.
+    """
+
+    def handle(tracer: Any, instruction: Any) -> None:
+        value, owner = tracer.stack[-2:]
+        made = isinstance(owner, private("TracedTensor")) and owner.as_proxy().node.op != "placeholder"
+        if instruction.argval != "requires_grad" or not made or not _is_true(value):
+            store(tracer, instruction)
+        else:
+            tracer.popn(2)
+
+    return handle
+
+
+def _is_true(value: Any) -> bool:
+    return isinstance(value, private("TracedConstant")) and value.as_python_constant() is True
+
+
+def _denying(deny: Callable[[Any, Any], None], answer: Answer) -> Callable[[Any, Any], None]:
+    """The instruction of `not`, with an answer in the place of a tensor."""
+
+    def handle(tracer: Any, instruction: Any) -> None:
+        node = _branched_on(tracer)
+        said = None if node is None else answer(str(tracer.f_globals.get("__name__")), node)
+        if said is None:
+            deny(tracer, instruction)
+        else:
+            tracer.pop()
+            tracer.push(private("TracedConstant").create(not said))
+
+    return handle
 
 
 def _asking(jump: Callable[[Any, Any], None], name: str, answer: Answer) -> Callable[[Any, Any], None]:
@@ -341,7 +447,7 @@ def _asking(jump: Callable[[Any, Any], None], name: str, answer: Answer) -> Call
 
 
 def _branched_on(tracer: Any) -> Any:
-    """The node of the tensor that the next jump depends on; None for what is none."""
+    """The node of the tensor that the next jump, or `not`, depends on; None for what is none."""
     value = tracer.stack[-1]
     if isinstance(value, private("NotYetTraced")):
         tensor = value.is_realized() or isinstance(value.peek_value(), torch.Tensor)
@@ -401,14 +507,15 @@ RECAPTURES = 64
 """How often a step may be captured for the same shapes, where it reads Python values that change; chosen."""
 
 
-def capture_settings() -> AbstractContextManager[None]:
+def capture_settings(*, recurrent: bool = False) -> AbstractContextManager[None]:
     """How torch.compile's front end looks at a step that it captures (names seen in 2.11-2.13).
 
     Sizes are numbers: no symbols stand for them. Hooks on modules are watched, so that one added later is not
     missed; a step that reads changing Python values may be captured more than a few times; what it writes to
-    a log is left out, not refused. Numbers that it draws with NumPy are NumPy's: torch would draw them from
+    a log, or warns of, is left out. Numbers that it draws with NumPy are NumPy's: torch would draw them from
     its own generator. The buckets of DistributedDataParallel do not split the graph; where torch would give
     up and run plainly, it raises.
+    It looks into `nn.LSTM` and its kin where they are `recurrent` layers that can be captured as they run.
     Not by `config.patch`, which leaves a context variable behind for good.
     """
     config = private("dynamo_config")
@@ -422,6 +529,7 @@ def capture_settings() -> AbstractContextManager[None]:
         suppress_errors=False,
         **({"optimize_ddp": False} if in_process_group() else {}),
         use_numpy_random_stream=True,
+        allow_rnn=recurrent,
         ignore_logging_functions=config.ignore_logging_functions or _log_functions(),
     )
 
@@ -507,15 +615,19 @@ _LOG_NAMES = ("debug", "info", "warn", "warning", "error", "exception", "critica
 
 
 def _log_functions() -> set[Any]:
-    """What writes to a log; libraries add functions of their own, as `Logger.warning_once`."""
-    return _Unlisted(f for name, f in vars(logging.Logger).items() if name.partition("_")[0] in _LOG_NAMES)
+    """What writes to a log, or warns; libraries add functions of their own, as `Logger.warning_once`."""
+    methods = (f for name, f in vars(logging.Logger).items() if name.partition("_")[0] in _LOG_NAMES)
+    return _Unlisted([*methods, warnings.warn])
 
 
 class _Unlisted(set[Any]):
-    """A set that has its members and lists none: torch 2.11 would sort them for its metrics, and cannot."""
+    """A set that lists one of its members: torch 2.11 would sort them for its metrics, and cannot.
+
+    Methods of loggers are looked up, and a function, as `warnings.warn`, is looked for in the list.
+    """
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(())
+        return iter((warnings.warn,))
 
 
 def count_global_hooks() -> int:
@@ -531,24 +643,19 @@ def _global_hooks() -> list[Any]:
 
 
 class eager_kernels(Change):  # noqa: N801  # reads as a noun where it is used
-    """Trace resizing ops as the kernels that eager runs (`py_kernels` seen in 2.11-2.13).
+    """Trace resizing ops and recurrent layers as the kernels that eager runs (`py_kernels`, in 2.11-2.13).
 
     For these torch keeps Python decompositions that only tracing uses: a dozen ops in place of one kernel,
-    slower without a fusing compiler, and rounded differently.
+    slower without a fusing compiler, rounded differently, and with other masks of dropout between layers.
     """
 
     def make(self) -> None:
         """Take these decompositions away."""
-        for op in _resizing():
+        for op in _replaced_in_traces():
             self.undone_by(functools.partial(_give_kernels, op, dict(op.py_kernels)))
             for key in (private("DispatchKey").Autograd, private("DispatchKey").CompositeImplicitAutograd):
                 op.py_kernels.pop(key, None)
             op._dispatch_cache.clear()
-
-
-@functools.cache
-def _resizing() -> list[Any]:
-    return [op for op in _overloads(torch.ops.aten) if "upsample" in str(op)]
 
 
 def _give_kernels(op: Any, kernels: dict[Any, Any]) -> None:
@@ -582,11 +689,18 @@ def keeping_draws() -> AbstractContextManager[None]:
     return attributes(private("inductor_config"), fallback_random=True)
 
 
-def _overloads(namespace: Any) -> Iterator[Any]:
-    for name in dir(namespace):
-        packet = getattr(namespace, name)
-        if "upsample" in name and hasattr(packet, "overloads"):
-            yield from (getattr(packet, overload) for overload in packet.overloads())
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+
+
+@functools.cache
+def _replaced_in_traces() -> list[Any]:
+    packets = [
+        getattr(torch.ops.aten, name)
+        for name in dir(torch.ops.aten)
+        if "upsample" in name or name in _RECURRENT
+    ]
+    found = [packet for packet in packets if hasattr(packet, "overloads")]
+    return [getattr(packet, overload) for packet in found for overload in packet.overloads()]
 
 
 def is_optimizer_hook(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import warnings
 
 import pytest
 import torch
@@ -58,6 +59,11 @@ def of_floats_compared(model, y, x, mask):
     return y
 
 
+def as_a_flag(model, y, x, mask):
+    whole, some = bool((mask == 1).all()), mask.any().item()
+    return y * 2 if whole and not (some and mask[0, 0].item() is False) else y * 3
+
+
 def ones():
     return torch.ones(2, 4, dtype=torch.long)
 
@@ -70,7 +76,14 @@ def padded():
 
 @pytest.mark.parametrize(
     ("way", "entries"),
-    [(attention, 2), (of_a_buffer, 2), (as_a_value, 2), (in_a_loop, 2), (of_floats_compared, 1)],
+    [
+        (attention, 2),
+        (of_a_buffer, 2),
+        (as_a_value, 2),
+        (as_a_flag, 2),
+        (in_a_loop, 2),
+        (of_floats_compared, 1),
+    ],
 )
 def test_each_batch_goes_its_own_way(way, entries):
     torch.manual_seed(0)
@@ -226,3 +239,46 @@ def test_a_condition_keeps_no_batch_alive():
     model(torch.ones(2, 4, 8), mask).backward()
     gc.collect()
     assert not [o for o in gc.get_referrers(mask) if isinstance(o, dict) and o is not globals()]
+
+
+def test_a_gradient_that_a_model_asks_for_and_nobody_gets_changes_nothing():
+    class ForCheckpointing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv1d(1, 4, 3), nn.Linear(6, 2)
+
+        def forward(self, x):
+            hidden = x[:, None]
+            hidden.requires_grad = True
+            return self.last(self.first(hidden).tanh()).square().sum()
+
+    found = lowtide.verify(ForCheckpointing(), torch.randn(2, 8), budget="min")
+    assert found, str(found)
+    assert found.predicted == found.measured
+
+
+@pytest.mark.slow
+def test_torchs_transformer_asks_whether_its_mask_is_causal():
+    class Sequences(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+
+        def forward(self, x, mask, padding):
+            return self.net(x, x, tgt_mask=mask, src_key_padding_mask=padding).square().mean()
+
+    torch.manual_seed(0)
+    padding = torch.tensor([[False] * 4, [False, False, True, True]])
+    causal = nn.Transformer.generate_square_subsequent_mask(4)
+    for mask in (causal, causal.flip(0).flip(1)):
+        found = lowtide.verify(Sequences(), torch.randn(2, 4, 8), mask, padding, budget="min")
+        assert found, str(found)
+        assert found.predicted == found.measured
+
+
+def test_warnings_of_a_step_are_left_out():
+    def step(x):
+        warnings.warn("a road that is deprecated", FutureWarning, stacklevel=2)
+        return x.square().sum()
+
+    lowtide.cap(step, "1MiB", **QUICKLY)(torch.ones(4, requires_grad=True)).backward()

@@ -195,7 +195,6 @@ def hooked():
 @pytest.mark.parametrize(
     ("make", "word"),
     [
-        (lambda: nn.LSTM(32, 32), r"container\.py:\d+: input = module\(input\) .*lowtide\.Recurrent"),
         (lambda: nn.BatchNorm1d(32, momentum=None), r"batchnorm\.py:\d+: .*give it a momentum"),
         (hooked, "a backward hook of a module"),
     ],

@@ -234,11 +234,6 @@ def test_errors_of_the_step_itself_are_told_by_its_plan(x, step, said):
         lowtide.plan(step, x.requires_grad_())
 
 
-def test_recurrent_layers_name_their_tool():
-    with pytest.raises(lowtide.GraphBreak, match=r"lowtide\.Recurrent caps such a layer"):
-        lowtide.plan(torch.nn.LSTM(4, 4), torch.randn(3, 2, 4))
-
-
 @pytest.mark.slow
 def test_budget_without_its_unit(model, x):
     with pytest.raises(lowtide.BudgetTooSmall, match='Is a unit missing, as in "50GiB" or "50%"'):

@@ -8,7 +8,9 @@ own (`conditions`).
 
 That is sound where the condition is computed from the batch and from buffers alone, before anything writes
 to them: then it is the same before the step as at the branch. What comes of parameters is not asked, since
-it would be computed twice; nor are floating point results, which autocast may round, or random numbers.
+it would be computed twice; nor are floating point results, which autocast may round. Of random numbers only
+those are known that are drawn on the host and compared with a rate (`compared_draws`): all that the step
+draws before is drawn for them, and put back (`redraws`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from torch import fx
 
 from .._torch import (
     branches_answered,
+    calls_looked_at,
     private,
     private_of,
     storage_key,
@@ -32,13 +35,19 @@ from .._torch import (
 )
 from ..process_wide import here
 from ..torch_state.random_state import look_at_state, put_state
+from .compared_draws import decided, is_drawn_on_host
 from .conditions import answers_of, mark, question, what_it_reads
+from .grouped_products import any_grouped_product
+from .known_sizes import with_known_size
 from .plain_masks import makes_masks, masks_as_plain
 
 __all__ = ["Branches", "answering_branches", "following_branches"]
 
 WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 """Dtypes whose results nobody rounds."""
+
+EXACT = (torch.full, torch.zeros, torch.ones, torch.triu, torch.tril)
+"""Calls that compute nothing: torch's own Transformer compares a mask with a causal one that it makes so."""
 
 
 class _Present(threading.local):
@@ -50,9 +59,13 @@ _present = _Present()
 
 @dataclass
 class Branches:
-    """What is known of the branches of one capture: whether one was taken without data, for no padding."""
+    """What is known of the branches of one capture.
+
+    Whether one was taken without data, for no padding; whether one was taken as the random state says.
+    """
 
     unpadded: bool = False
+    drawn: bool = False
 
 
 @contextmanager
@@ -62,7 +75,12 @@ def following_branches(*, on: bool = True) -> Iterator[Branches]:
     if not on:
         yield found
         return
-    with here(_present, branches=found), masks_as_plain():
+    with (
+        here(_present, branches=found),
+        masks_as_plain(),
+        any_grouped_product(),
+        calls_looked_at(lambda node: with_known_size(node, _count)),
+    ):
         yield found
 
 
@@ -76,6 +94,11 @@ def _answer(module: str, condition: fx.Node) -> bool | None:
     branches = _present.branches
     if branches is None:
         return None
+    if (certain := decided(condition)) is not None:
+        return certain
+    if is_drawn_on_host(condition):
+        branches.drawn = True
+        return _drawn(condition)
     nodes = what_it_reads([condition])
     if not _is_of_inputs(condition, nodes):
         return False if makes_masks(module) else None
@@ -83,24 +106,55 @@ def _answer(module: str, condition: fx.Node) -> bool | None:
     if any(_has_no_data(item) for item in inputs):
         branches.unpadded |= makes_masks(module)
         return True if makes_masks(module) else None
-    answer = _asked(condition, inputs)
-    if answer is None:
+    told = _asked(condition, inputs)
+    if told is None:
         return False if makes_masks(module) else None
+    (answer,) = answers_of((told,))
     if inputs:  # what is made of nothing says the same at every call
         condition.graph.call_function(mark, (condition, answer))
     return answer
 
 
+def _drawn(condition: fx.Node) -> bool | None:
+    """What a drawn number is going to say; None where what is drawn before it is not known."""
+    asked = question([condition])
+    if asked is None:
+        return None
+    before = look_at_state("cpu")
+    try:
+        (answer,) = answers_of(asked[0]())
+    finally:
+        put_state(before, "cpu")
+    condition.graph.call_function(mark, (condition, answer))
+    return answer
+
+
+def _count(mask: fx.Node) -> int | None:
+    """How many elements of a mask the batch sets; None where that cannot be told."""
+    branches: Branches | None = getattr(_present, "branches", None)
+    if branches is None:
+        return None
+    nodes = what_it_reads([mask])
+    inputs = [traced_input(node) for node in nodes if node.op == "placeholder"]
+    if not _comes_of_inputs(nodes) or any(_has_no_data(item) for item in inputs):
+        return None
+    told = _asked(mask, inputs)
+    return None if told is None else int(told.count_nonzero())
+
+
 def _is_of_inputs(condition: fx.Node, nodes: list[fx.Node]) -> bool:
     """Whether a condition is the same when it is asked before the step."""
+    value = traced_value(condition)
+    return isinstance(value, torch.Tensor) and value.numel() == 1 and _comes_of_inputs(nodes)
+
+
+def _comes_of_inputs(nodes: list[fx.Node]) -> bool:
+    """Whether nodes, with all that they read, give the same when they are asked for before the step."""
     if private("functorch_level")() is not None:  # what torch.func has wrapped exists inside of it alone
         return False
     if any(not _is_input(node) if node.op == "placeholder" else not _is_whole(node) for node in nodes):
         return False
-    value = traced_value(condition)
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        return False
-    written = {key for node in condition.graph.find_nodes(op="placeholder") for key in _written(node)}
+    written = {key for node in nodes[0].graph.find_nodes(op="placeholder") for key in _written(node)}
     return not any(_changed(node) for node in nodes) and written.isdisjoint(
         key for node in nodes if node.op == "placeholder" for key in _storage(traced_input(node))
     )
@@ -114,9 +168,10 @@ def _is_input(node: fx.Node) -> bool:
 
 
 def _is_whole(node: fx.Node) -> bool:
-    """Whether a node calls something that returns whole numbers or flags."""
+    """Whether a node calls something that returns whole numbers or flags, or computes nothing."""
     values = private("tree_leaves")(traced_value(node))
-    tensors = all(isinstance(v, torch.Tensor) and v.dtype in WHOLE for v in values)
+    exact = node.target in EXACT
+    tensors = all(isinstance(v, torch.Tensor) and (exact or v.dtype in WHOLE) for v in values)
     return node.op in ("call_function", "call_method") and bool(values) and tensors
 
 
@@ -144,18 +199,18 @@ def _has_no_data(item: Any) -> bool:
     return isinstance(item, private("FakeTensor")) or item.is_meta
 
 
-def _asked(condition: fx.Node, inputs: list[Any]) -> bool | None:
+def _asked(node: fx.Node, inputs: list[Any]) -> torch.Tensor | None:
     """What the batch says; None where that draws random numbers, or fails."""
-    device = str(traced_value(condition).device)
+    device = str(traced_value(node).device)
     devices = {"cpu", device} & {"cpu", "cuda", *(f"cuda:{n}" for n in range(torch.cuda.device_count()))}
     before = {device: look_at_state(device) for device in devices}
-    ask, _ = question([condition])
+    asked = question([node])
     try:
         with torch.no_grad():
-            (answer,) = answers_of(ask(*inputs))
+            (told,) = asked[0](*inputs) if asked is not None else (None,)
     except Exception:  # the front end tells what is wrong with it
         return None
     drawn = [device for device, state in before.items() if not torch.equal(state, look_at_state(device))]
     for device in drawn:
         put_state(before[device], device)
-    return None if drawn else answer
+    return None if drawn else told

@@ -1,4 +1,4 @@
-"""The attention masks of `transformers` as plain PyTorch makes them.
+"""The attention masks and the experts of `transformers` as in plain PyTorch.
 
 `transformers` leaves a mask out where it can, for the faster kernels that take `is_causal`: it looks whether
 the `attention_mask` of a batch is all ones, and whether `position_ids` count one sequence or several. While
@@ -6,6 +6,9 @@ torch traces it does not look, and makes the mask in any case: other kernels tha
 more memory and round otherwise. So while Lowtide captures, the functions that ask "is this traced?" say no
 to the code that makes masks, and its branches are answered by the batch itself (`branches`). Each of these
 branches asks whether the mask can be left out: what cannot be answered is answered no, as in a trace.
+
+So it is with the kernel of a mixture of experts: traced, `transformers` would leave `grouped_mm` for a loop
+whose backward cannot be captured (`grouped_products`).
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ __all__ = ["makes_masks", "masks_as_plain", "masks_as_traced"]
 
 MODULES = ("transformers.masking_utils", "transformers.modeling_attn_mask_utils")
 """Where masks are made (seen in transformers 5.17 to 5.22)."""
+
+EXPERTS = "transformers.integrations.moe"
+"""Where the kernel of a mixture of experts is chosen (seen in transformers 5.22)."""
 
 
 class _Here(threading.local):
@@ -57,8 +63,9 @@ def masks_as_plain() -> Iterator[None]:
 
 def _stand_in(undone_by: UndoneBy) -> None:
     """Put the stand-ins in the place of the functions of `transformers`."""
-    for names in (vars(module) for module in map(sys.modules.get, MODULES) if module is not None):
-        for name in _STAND_INS.keys() & names.keys():
+    for module, asked in _ASKED.items():
+        names = vars(sys.modules[module]) if module in sys.modules else {}
+        for name in asked & names.keys():
             if names[name] is not _STAND_INS[name]:
                 undone_by(partial(names.__setitem__, name, names[name]))
                 _own[name], names[name] = names[name], _STAND_INS[name]
@@ -81,7 +88,23 @@ def _is_exporting() -> bool:
     return _elsewhere() and _own["is_torchdynamo_exporting"]()
 
 
+def _is_compiling() -> bool:
+    return _elsewhere() and _own["is_torchdynamo_compiling"]()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _torch_is_older(version: str, accept_dev: bool = False) -> bool:
+    """Called, not traced: torch warns of caches of functions that it traces past."""
+    return _own["is_torch_less_or_equal"](version, accept_dev=accept_dev)
+
+
 _STAND_INS: dict[str, Callable[..., bool]] = {
     "is_tracing": _is_tracing,
     "is_torchdynamo_exporting": _is_exporting,
+    "is_torchdynamo_compiling": _is_compiling,
+    "is_torch_less_or_equal": _torch_is_older,
+}
+_ASKED = {
+    **{module: {"is_tracing", "is_torchdynamo_exporting"} for module in MODULES},
+    EXPERTS: {"is_torchdynamo_compiling", "is_torch_less_or_equal"},
 }

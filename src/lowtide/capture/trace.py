@@ -8,6 +8,7 @@ gradient per primal. These rewrites make it fit to be planned and to run as eage
 - `cast_once`, `cast_inside`: what autocast does in eager and not in a trace;
 - `in_order_of_memory`: random numbers are drawn along the strides that eager draws along;
 - `fuse_batch_norm`: the functional BatchNorm becomes the fused one of eager, statistics updated in place;
+- `keep_workspaces`: oneDNN's LSTM layers run as in eager, where the backward reads what they leave for it;
 - `keep_mutated_inputs`: what the backward reads of an input that the forward overwrites is cloned first;
 - `drop_idle_views`: views that change nothing, which autograd leaves behind, are skipped;
 - `conjugate_numbers`: the conjugate of a complex Python number is a number, not a tensor of its own;
@@ -57,6 +58,7 @@ from .rewrites.gradient_layout import lay_out
 from .rewrites.padding import pad_once
 from .rewrites.random_draws import in_order_of_memory, is_drawn_in_backward
 from .rewrites.real_strides import settle
+from .rewrites.recurrent import keep_workspaces, refuse_libraries
 from .rewrites.slice_sums import join_sums
 from .step_inputs import StepInputs
 from .stepped import used_up
@@ -192,6 +194,7 @@ def _rewrite(
     graph: fx.Graph, primals: list[fx.Node], tangents: list[fx.Node], weights: _Weights, manner: Manner
 ) -> None:
     """The rewrites that need nothing but the graph, in their order."""
+    refuse_libraries(graph)
     share_waited(graph)
     if manner.compiled:
         pad_once(graph)
@@ -204,6 +207,7 @@ def _rewrite(
         in_order_of_memory(graph)
         batchnorm.fuse(graph)
         dropout.as_in_eager(graph)
+        keep_workspaces(graph)
     keep_mutated_inputs(graph, primals, tangents)
     drop_idle_views(graph)
     if not manner.compiled:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from ..arguments import mapping, step
 from ..capture.branches import Branches, following_branches
 from ..capture.joint_graph import capturing
 from ..capture.meta_model import fakes_for_meta
+from ..capture.rewrites.recurrent import are_captured
 from ..capture.torch_errors import OnlyPlanned, clear_errors, users_error
 from ..console.call_fit import misfit, takes_by_name
 from ..console.log import planning
@@ -225,7 +226,8 @@ def plan(
         refuse_part(module)
         return runnable(asked, Caller(), module, inputs)
 
-    call = captured(function, backend)
+    recurrent = device is None and are_captured(module for _, module in modules_of(model))
+    call = captured(function, backend, recurrent=recurrent)
     try:
         with (
             nothing_left(),
@@ -249,16 +251,20 @@ def plan(
         raise CaptureError("torch captured no graph: the step has no tensor operation")
     made = made if made.budget is None else made.with_bound()
     on_ranks = () if ranks is None else notes_on_ranks(made, ranks, asked.target)
-    return replace(made, notes=(*made.notes, *on_ranks, *_note_on_data(branches), *_note_on_eval(model)))
+    return replace(made, notes=(*made.notes, *on_ranks, *_notes_on_branches(branches), *_note_on_eval(model)))
 
 
-def _note_on_data(branches: Branches) -> tuple[str, ...]:
-    if not branches.unpadded:
-        return ()
-    return (
-        "the batch has no data that tells whether it is padded: planned for one that is not, as the "
-        "model's attention then runs; pass a batch of real numbers for the other",
-    )
+def _notes_on_branches(branches: Branches) -> Iterator[str]:
+    if branches.unpadded:
+        yield (
+            "the batch has no data that tells whether it is padded: planned for one that is not, as the "
+            "model's attention then runs; pass a batch of real numbers for the other"
+        )
+    if branches.drawn:
+        yield (
+            "which parts of the step run is drawn (LayerDrop, say): planned for those that the present "
+            "random state lets run"
+        )
 
 
 def _note_on_eval(model: Callable[..., Any]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from .._torch import (
 from ..capture.branches import following_branches
 from ..capture.conditions import OtherData
 from ..capture.joint_graph import capturing
+from ..capture.rewrites.recurrent import are_captured
 from ..capture.torch_errors import CAPPED_INSIDE, clear_errors
 from ..console.log import log, planning, say_plan
 from ..console.stage_seconds import timed
@@ -102,6 +103,12 @@ class Capped:
                 return self.call_of(answers, args, kwargs)
             except OtherData as other:  # the next one is of such data, or is captured with this batch
                 answers = (*answers, other.answers)
+                if other.drawn:
+                    self.say(
+                        "which parts of the step run is drawn anew at each call (LayerDrop, say): every "
+                        "combination that comes up is captured and planned by itself, and counts in "
+                        "max_plans. With a rate of zero it is one plan"
+                    )
 
     def call_of(self, answers: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of the step that is captured for some answers to its branches on data."""
@@ -332,7 +339,12 @@ class Capped:
     def new_entry(self, beside: int, options: Options) -> Entry:
         refuse_lazy(self.modules())
         entry = Entry(options, self.caller, self.caller.autocast, beside, self.may_branch())
-        entry.call = captured(self.function, backend_for(entry), fullgraph=not self.options.allow_breaks)
+        entry.call = captured(
+            self.function,
+            backend_for(entry),
+            fullgraph=not self.options.allow_breaks,
+            recurrent=are_captured(self.modules()),
+        )
         return entry
 
     def may_branch(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,15 +24,23 @@ __all__ = ["captured", "key_of"]
 
 
 def captured(
-    function: Callable[..., Any], backend: Callable[..., Any], *, fullgraph: bool = True
+    function: Callable[..., Any],
+    backend: Callable[..., Any],
+    *,
+    fullgraph: bool = True,
+    recurrent: bool = False,
 ) -> Callable[..., Any]:
-    """A function that torch's front end captures for a backend, apart from all others."""
-    return compiled(_fresh(function), backend, fullgraph=fullgraph, around=_around_a_capture)
+    """A function that torch's front end captures for a backend, apart from all others.
+
+    Where `recurrent` layers can be captured as they run, it looks into them.
+    """
+    around = partial(_around_a_capture, recurrent)
+    return compiled(_fresh(function), backend, fullgraph=fullgraph, around=around)
 
 
 @contextmanager
-def _around_a_capture() -> Iterator[None]:
-    with settings_kept(), nothing_left(), capture_settings(), answering_branches():
+def _around_a_capture(recurrent: bool) -> Iterator[None]:
+    with settings_kept(), nothing_left(), capture_settings(recurrent=recurrent), answering_branches():
         yield
 
 

@@ -17,6 +17,7 @@ from ..capture.rewrites.random_draws import lay_out_calls
 from ..capture.step_inputs import StepInputs
 from ..console.stage_seconds import timed
 from ..devices.optimizers import state_bytes
+from ..errors import CaptureError
 from ..options import limit
 from ..planner.under_budget import get_ready
 from ..plans.planned_step import Plan
@@ -38,6 +39,12 @@ __all__ = ["RunnableStep", "runnable"]
 def runnable(asked: Asked, caller: Caller, module: fx.GraphModule, inputs: Sequence[Any]) -> RunnableStep:
     """What runs a graph of torch's: it takes and gives what the module does."""
     conditions = cut_conditions(module)
+    if conditions is not None and conditions.draw is not None and asked.compiled:
+        raise CaptureError(
+            "a branch of the step depends on a random number, and compiled code draws others than plain "
+            'PyTorch: executor="eager" follows it, or set the rate of dropped layers to zero '
+            "(config.layerdrop = 0)"
+        )
     if not torch.is_grad_enabled():
         return RunnableStep(asked, caller, Runner(module.forward, None, asked.inputs), conditions)
     optimizers = stepping_optimizers(asked.options)
@@ -101,12 +108,15 @@ class RunnableStep:
         departures = Departures(self.runner.groups) if self.runner.groups else None
         given = args if departures is None else departures.inputs(args)
         told = nullcontext() if self.ran else timed("first forward")
+        foretold = None if self.ran or self.conditions is None else self.conditions.state_after()
         try:
             with told, first_run_unwatched() if self.runner.casts_inside else nullcontext():
                 results = self.runner.run(*given)
         except RuntimeError as error:
             explain(error, self.plan, "forward")
             raise
+        if self.conditions is not None:
+            self.conditions.must_have_drawn(foretold)
         self.ran = True
         node = backward_node(results, given)
         if node is not None:

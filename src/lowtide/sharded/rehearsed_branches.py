@@ -61,7 +61,9 @@ class RehearsedBranches:
         node = self.node_of(args[0])
         if node is None:
             return False if makes_masks(_asking_module()) else None
-        ask, inputs = question([node])
+        asked = question([node])
+        assert asked is not None, "a rehearsal knows of no draws"
+        ask, inputs = asked
         places = self.graph.find_nodes(op="placeholder")
         with private("without_modes")(), torch.no_grad():
             (said,) = answers_of(ask(*(self.real[places.index(each)] for each in inputs)))

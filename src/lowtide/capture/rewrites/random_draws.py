@@ -11,6 +11,7 @@ freed at once. Tracing changes some draws otherwise, in ways that show in their 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from .dropout import RANDOM
 
 __all__ = [
     "draws",
+    "draws_numbers",
     "in_order_of_memory",
     "is_drawn_in_backward",
     "is_idle_draw",
@@ -34,18 +36,21 @@ aten = torch.ops.aten
 
 def draws(node: fx.Node) -> bool:
     """Whether a node draws random numbers: attention with no dropout does not."""
-    if node.target in RANDOM:
-        return True
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags and _rate(node) != 0.0
+    return node.target in RANDOM or draws_numbers(node.target, node.args, node.kwargs)
 
 
-def _rate(node: fx.Node) -> Any:
+def draws_numbers(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of an operator draws random numbers."""
+    tags = getattr(operator, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags and _rate(operator, args, kwargs) != 0.0
+
+
+def _rate(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The probability that an op drops elements with, or None where it has none."""
-    schema = private_of(node.target, "schema", None)
+    schema = private_of(operator, "schema", None)
     for index, argument in enumerate(schema.arguments if schema else ()):
         if argument.name == "dropout_p":
-            return node.args[index] if index < len(node.args) else node.kwargs.get("dropout_p", 0.0)
+            return args[index] if index < len(args) else kwargs.get("dropout_p", 0.0)
     return None
 
 

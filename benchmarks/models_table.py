@@ -1,0 +1,62 @@
+"""The tables of docs/models.md, from the rows of benchmarks/models.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["summary", "table"]
+
+HEAD = (
+    "| model | captured | same bits | predicted = measured | first step, CPU seconds |\n|---|---|---|---|---|"
+)
+CAUSES = (
+    (r"ctc", "CTC has a buffer whose size depends on the labels"),
+    (r"expert_hit", "a loop over the experts that were hit"),
+    (r"split_with_sizes", "the routing decides how rows are split"),
+    (r"skip_the_layer", "attention draws in a way that cannot be foretold before a layer is left out"),
+    (r"inspect\.py", "its loss matches boxes on the host"),
+    (r"top_k_delays", "Python reads delays that activations choose"),
+    (r"torch\.nn\.Parameter|nn\.Linear\(config", "a call makes layers anew"),
+    (r"pos_encoding", "it replaces a tensor that it holds"),
+    (r"data-dependent", "a branch on what it computes"),
+    (r"depends on the data", "a size depends on what it computes"),
+)
+"""What the line at which torch stopped, or the error, has, and the cause in words."""
+
+OTHER_BITS = "to rounding, by the capture"
+
+
+def _cause(said: str) -> str:
+    return next((text for sign, text in CAUSES if re.search(sign, said)), "torch cannot capture it")
+
+
+def _line(row: dict[str, Any]) -> str:
+    if not row["captured"]:
+        return f"| {row['model']} | no: {_cause(row['said'])} | | | |"
+    bits = "yes" if row["bitwise"] else OTHER_BITS if row["cap_changed_nothing"] else "NO"
+    gap = row["measured"] - row["predicted"]
+    peak = "yes" if gap == 0 else f"{gap / row['predicted']:+.1%}"
+    return f"| {row['model']} | yes | {bits} | {peak} | {row['seconds']:.1f} |"
+
+
+def table(rows: Iterable[dict[str, Any]], library: str) -> str:
+    """The models of a library by name."""
+    mine = [row for row in rows if row["library"] == library]
+    versions = " and ".join(sorted({f"{library} {row['version']}" for row in mine}))
+    return "\n".join([f"With {versions}:", "", HEAD, *map(_line, mine)])
+
+
+def summary(rows: Iterable[dict[str, Any]]) -> str:
+    """How many of each library train under a cap, and how exactly."""
+    every = list(rows)
+    lines = ["| library | models | captured | same bits | predicted = measured |", "|---|---|---|---|---|"]
+    for library in [*dict.fromkeys(row["library"] for row in every), None]:
+        mine = [row for row in every if library in (None, row["library"])]
+        taken = [row for row in mine if row["captured"]]
+        exact = sum(row["bitwise"] for row in taken)
+        told = sum(row["predicted"] == row["measured"] for row in taken)
+        share = f"{len(taken)} ({len(taken) / len(mine):.0%})"
+        lines.append(f"| {library or 'all'} | {len(mine)} | {share} | {exact} | {told} |")
+    return "\n".join(lines)
