@@ -11,11 +11,12 @@ import copy
 import dataclasses
 from contextlib import contextmanager
 
-import torch
 from torch import fx
 from torch._functorch import aot_autograd
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
+
+from lowtide.pipeline import compiled_calls
 
 PLACE = "aot_stage1_graph_capture"
 """Where AOTAutograd traces the joint graph, in torch 2.11-2.13."""
@@ -29,7 +30,7 @@ def one_capture():
     """For one model: the budgets that it is capped to share what torch captured."""
     shared = _Shared()
     with (
-        _in_place_of(torch, "compile", shared.compile),
+        _in_place_of(compiled_calls, "compiled", shared.compile),
         _in_place_of(aot_autograd, LOOK, shared.look),
         _in_place_of(aot_autograd, PLACE, shared.trace),
     ):
@@ -55,10 +56,10 @@ class _Shared:
         self.traced = {}  # of the Dynamo graph that is asked for now: its metadata and its joint graph
         self.captures = {"dynamo": 0, "joint": 0}
 
-    def compile(self, real, function, *, backend, **options):
+    def compile(self, real, function, backend, **options):
         self.present = backend
         if self.step is None:
-            self.step = real(function, backend=self.backend, **options)
+            self.step = real(function, self.backend, **options)
         return self.step
 
     def backend(self, module, inputs):
