@@ -1,7 +1,7 @@
 """Which first runs must come before which, whatever the order: what a search over orders has to keep.
 
-An op comes after the writers of what it reads. Besides: the backward after the moment between forward and
-backward, what writes an output before it; ops that are not pure in program order, on the side of that moment
+An op comes after the writers of what it reads. Besides: the backward, and what writes a gradient, after the
+moment between forward and backward, what writes an output before it; ops that are not pure in program order, on the side of that moment
 where they have always been, so that random numbers and side effects stay what they were; an update after all
 that reads what it changes. Everything else is free: a pure op that no output needs may run on either side.
 
@@ -44,7 +44,8 @@ def precedence(graph: Graph) -> list[list[int]]:
 def _writers(graph: Graph, op: Op, number: dict[str, int]) -> set[int]:
     """The ops that write what an op reads; for the backward, the moment before it as well."""
     found = {number[graph.writer[name].name] for name in op.reads if name in graph.writer}
-    return found | {len(graph.ops)} if op.phase == "backward" else found
+    late = op.phase == "backward" or any(graph.value[name].kind == "gradient" for name in op.writes)
+    return found | {len(graph.ops)} if late else found
 
 
 def _ends_in(graph: Graph, op: Op) -> bool:
