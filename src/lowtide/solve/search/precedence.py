@@ -1,9 +1,10 @@
 """Which first runs must come before which, whatever the order: what a search over orders has to keep.
 
 An op comes after the writers of what it reads. Besides: the backward, and what writes a gradient, after the
-moment between forward and backward, what writes an output before it; ops that are not pure in program order, on the side of that moment
-where they have always been, so that random numbers and side effects stay what they were; an update after all
-that reads what it changes. Everything else is free: a pure op that no output needs may run on either side.
+moment between forward and backward, what writes an output before it; ops that are not pure in program order,
+on the side of that moment where they have always been, so that random numbers and side effects stay what
+they were; an update after all that reads what it changes. Everything else is free: a pure op that no output
+needs may run on either side.
 
 An order of runs with these first runs in order is a legal one as long as every other run comes after its op's
 first one and before the update of what it reads.

@@ -90,7 +90,7 @@ class Effort:
     """How much to search: targets `step` percent apart, numbers of first orders, of exponents, of edits.
 
     `work` is for the search through all orders (see `settle`); `arranged` says whether there are two more
-    first orders (see `arrange`).
+    first orders (see `arrange`); `patience` is how many targets in a row may be missed by grafts.
     Chosen, for some seconds of planning at every size (benchmarks/plan_times.py). At 120 to 130 ops one
     plan in twelve changes by 2 % with half of the edits, none with twice as many.
     """
@@ -106,6 +106,7 @@ class Effort:
     sweeps: int = 0
     work: int = 0
     arranged: bool = False
+    patience: int | None = None
 
 
 def effort_for(ops: int, native: bool) -> Effort:
@@ -119,8 +120,8 @@ def effort_for(ops: int, native: bool) -> Effort:
     if ops <= 3000:
         return Effort(5, 2, 3, 3_000_000, tolerance=0.25, arranged=True)
     if ops <= 10_000:
-        return Effort(5, 1, 0, 1_000_000, tolerance=0.25, bisections=3, fine=100, grafts=1)
-    return Effort(10, 1, 0, 0, tolerance=0.25, bisections=1, fine=48, grafts=1)
+        return Effort(5, 1, 0, 1_000_000, tolerance=0.25, bisections=3, fine=100, grafts=1, patience=2)
+    return Effort(10, 1, 0, 0, tolerance=0.25, bisections=1, fine=48, grafts=1, patience=2)
 
 
 def _plain_effort(ops: int) -> Effort:
@@ -140,6 +141,7 @@ class Search:
         self.native = library() is not None
         self.effort = effort_for(len(graph.ops), self.native)
         self.ladder = Ladder()
+        self.tried: set[tuple[int, float, int, float]] = set()
         # 200 more for small graphs, where a descent of few ops still needs many edits to get through.
         self.limit = MOST_EDITS * (len(graph.ops) + 200)
         orders = [self.facts.order(*order) for order in first_orders(graph)]
@@ -225,6 +227,7 @@ class Search:
         self, start: NativeTape | PlainTape, target: int, exponent: float, ladder: Ladder | None = None
     ) -> NativeTape | PlainTape:
         """One descent from a copy of a tape to a target, cleaned up."""
+        self.tried.add((start.peak(), start.seconds, target, exponent))
         tape = start.copy()
         tape.descend(target, exponent=exponent, tolerance=self.effort.tolerance, limit=self.limit)
         tape.prune(max(target, tape.peak()))
@@ -286,11 +289,17 @@ class Search:
             self.note(tape)
 
     def graft(self) -> None:
-        """Descend to each target from the plans right above it."""
+        """Descend to each target from the plans right above it, unless `down` has done just that."""
+        missed = 0
         for target in self.targets:
             above = [rung for rung in self.ladder if rung.peak > target and self.short(rung.order)]
             for rung in above[: self.effort.grafts]:
-                self.attempt(self.tape(rung.order.tolist()), target, EXPONENTS[0])
+                if (rung.peak, rung.seconds, target, EXPONENTS[0]) not in self.tried:
+                    self.attempt(self.tape(rung.order.tolist()), target, EXPONENTS[0])
+            missed = 0 if self.ladder.best(target) else missed + 1
+            # What is out of reach takes longest, and all the more on large graphs.
+            if missed == self.effort.patience:
+                return
 
     def short(self, runs: Sized) -> bool:
         """Whether an order is short enough to work on: plans near the floor may run all ops many times."""
