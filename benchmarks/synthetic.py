@@ -13,7 +13,7 @@ from typing import Any
 from lowtide.errors import LowtideError
 from lowtide.plans.graph import Graph, Op, Value, ValueKind
 
-__all__ = ["random_step", "scaled"]
+__all__ = ["branched_step", "random_step", "scaled"]
 
 MIB = 1 << 20
 TICK = 1e-5
@@ -128,6 +128,23 @@ def random_step(seed: int, ops: int) -> Graph:
         out = tape.op(f"f{i}", reads, [chance.randint(0, 9)], ticks, needs, workspace=workspace)
         if chance.random() < 0.5:
             tape.needs[f"f{i}"].append(out)
+        pool.append(out)
+    read = {name for op in tape.ops for name in op.reads}
+    ends = [name for name in pool if name not in read]
+    return tape.graph(tape.op("loss", ends, [1], 1.0, []))
+
+
+def branched_step(seed: int, ops: int) -> Graph:
+    """A step of branches that start and meet anywhere: many orders of its first runs are legal."""
+    chance = Random(seed)
+    tape = Tape()
+    pool = [tape.value("x", chance.randint(1, 9), "input")]
+    for i in range(ops):
+        reads = list(dict.fromkeys(chance.choices(pool[-8:], k=chance.choice((1, 1, 2)))))
+        if i == 0 or chance.random() < 0.3:
+            reads.append(tape.value(f"w{i}", chance.randint(0, 3), "parameter"))
+        needs = [name for name in reads if chance.random() < 0.4]
+        out = tape.op(f"f{i}", reads, [chance.randint(1, 12)], chance.choice([1.0, 2.0, 5.0]), needs)
         pool.append(out)
     read = {name for op in tape.ops for name in op.reads}
     ends = [name for name in pool if name not in read]
