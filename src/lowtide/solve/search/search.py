@@ -318,7 +318,8 @@ class Search:
             if target >= least.peak:
                 return
             start = self.tape(least.order.tolist())
-            found = min(self.attempt(start, target, exponent).peak() for exponent in EXPONENTS[:2])
+            exponents = EXPONENTS[: 2 if self.effort.bisections > 1 else 1]
+            found = min(self.attempt(start, target, exponent).peak() for exponent in exponents)
             if found > target:
                 missed = max(target, missed)
 
