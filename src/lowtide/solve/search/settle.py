@@ -15,8 +15,10 @@ Limits: those of `any_order`. What does not end within the work stays as it was.
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
+from ..bound.method import lower_bound
 from .any_order import AnyOrder
 
 if TYPE_CHECKING:
@@ -57,7 +59,8 @@ def settle_smallest(search: Search, work: int) -> None:
     if not work or not AnyOrder.handles(search.facts):
         return
     orders = AnyOrder(search.facts)
-    while work > 0 and (least := search.ladder[0].peak) > search.least_bytes:
+    while work > 0 and not _proven_smallest(search):
+        least = search.ladder[0].peak
         found = orders.fitting(least - 1, work=min(work, FITTING * WORK_AT_ONCE))
         work -= found.work
         if found.order is None:
@@ -70,6 +73,12 @@ def settle_smallest(search: Search, work: int) -> None:
         work -= faster.work
         if faster.order is not None:
             search.note(search.tape(faster.order))
+
+
+def _proven_smallest(search: Search) -> bool:
+    """Whether nothing fits below the smallest plan: the bound knows it for less than the search."""
+    least = search.ladder[0].peak
+    return least <= search.least_bytes or lower_bound(search.graph, least - 1) == inf
 
 
 def _limit(search: Search, seconds: float) -> float:
