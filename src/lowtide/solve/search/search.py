@@ -74,7 +74,7 @@ CALL = 200
 plan moves with 100, one in twelve by 2 % with 400."""
 
 SHIFTS = (0.0, 0.4, 0.0)
-"""Shares of the annealing's steps that move runs, in turn. Chosen: with moves in every turn, or first in turn,
+"""Shares of the annealing's steps that move runs, in turn. Chosen: with moves in every turn, or in the first,
 a block of a transformer is up to 1 % slower, for what runs again matters more there than the order."""
 
 HEAT, PRICES = (0.05, 0.002), (30.0, 5.0)
