@@ -174,10 +174,10 @@ def paper_line(row: Row, paper: Any) -> list[str]:
 
 def plan_times_table(lines: list[dict[str, Any]]) -> str:
     """Seconds of `auto` against ops."""
-    head = ["ops", "seconds", "ms per op", "extra time at 50 %"]
+    head = ["step", "ops", "seconds", "ms per op", "extra time at 50 %"]
     return table(head, [times_line(line) for line in lines])
 
 
 def times_line(line: dict[str, Any]) -> list[str]:
     each = line["seconds"] / line["ops"] * 1e3
-    return [f"{line['ops']:,}", f"{line['seconds']:.1f}", f"{each:.2f}", percent(line["extra"])]
+    return [line["kind"], f"{line['ops']:,}", f"{line['seconds']:.1f}", f"{each:.2f}", percent(line["extra"])]

@@ -1,10 +1,10 @@
-"""Planning seconds of `auto` against the number of ops, on transformers whose blocks are not alike.
+"""Planning seconds of `auto` against the number of ops: transformers of unlike blocks, and unrolled LSTMs.
 
     python benchmarks/plan_times.py           # plans, writes results/plan_times.jsonl and docs/plan_times.svg
     python benchmarks/plan_times.py --plot    # the picture alone, from the results
 
-Each size is planned in a process of its own, for half of the vanilla peak. Seconds are those of the
-processor, so other work on the machine counts little.
+The picture shows the transformers. Each size is planned in a process of its own, for half of the vanilla
+peak. Seconds are those of the processor, so other work on the machine counts little.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ from drawing import DARK
 from lowtide.plans.keep_all import keep_all
 from lowtide.plans.simulator import simulate
 from lowtide.solve import METHODS
-from synthetic import scaled
+from synthetic import scaled, unrolled
 
 SIZES = (500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
+RECURRENT_SIZES = (5_000, 20_000, 50_000)
 RESULTS = Path(__file__).parent / "results" / "plan_times.jsonl"
 PICTURE = Path(__file__).parent.parent / "docs" / "plan_times.svg"
+
+TRANSFORMER, RECURRENT = "transformer", "LSTM"
 
 WIDTH, HEIGHT = 560, 340
 LEFT, RIGHT, TOP, BOTTOM = 50, 30, 40, 50
 
 
-def timed(size: int) -> dict[str, Any]:
+def timed(size: int, kind: str) -> dict[str, Any]:
     """Plan a step of n ops."""
-    graph = scaled(size, alike=False)
+    graph = unrolled(size) if kind == RECURRENT else scaled(size, alike=False)
     vanilla = simulate(graph, keep_all(graph)).peak
     start = time.process_time()
     schedule = METHODS["auto"](graph, vanilla // 2)
@@ -45,17 +48,17 @@ def timed(size: int) -> dict[str, Any]:
     timeline = simulate(graph, schedule)
     fits = timeline.peak <= vanilla // 2
     facts = {"ops": len(graph.ops), "seconds": round(seconds, 3), "extra": timeline.extra if fits else None}
-    more = {"peak": timeline.peak, "vanilla": vanilla, "prices": graph.prices}
+    more = {"kind": kind, "peak": timeline.peak, "vanilla": vanilla, "prices": graph.prices}
     return {**facts, **more, "torch": torch.__version__, "commit": commit()}
 
 
-def run(sizes: Iterable[int]) -> list[dict[str, Any]]:
+def run(sizes: Iterable[int], kind: str) -> list[dict[str, Any]]:
     """A line per size; a process each, so that none finds the memory or the plans of another."""
     lines = []
     for size in sizes:
         with multiprocessing.get_context("fork").Pool(1) as pool:
-            lines.append(pool.apply(timed, (size,)))
-        print(f"{lines[-1]['ops']:7} ops {lines[-1]['seconds']:8.2f} s", flush=True)
+            lines.append(pool.apply(timed, (size, kind)))
+        print(f"{kind:12} {lines[-1]['ops']:7} ops {lines[-1]['seconds']:8.2f} s", flush=True)
     return lines
 
 
@@ -119,15 +122,19 @@ def text(x: float, y: float, label: str, anchor: str) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="numbers of ops")
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="numbers of ops of transformers")
+    parser.add_argument(
+        "--recurrent", nargs="*", type=int, default=RECURRENT_SIZES, help="numbers of ops of LSTMs"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="the file of results")
     parser.add_argument("--picture", type=Path, default=PICTURE, help="the file of the plot")
     parser.add_argument("--plot", action="store_true", help="plot the results that are there")
     args = parser.parse_args(arguments)
     if not args.plot:
-        args.out.write_text("".join(json.dumps(line) + "\n" for line in run(args.sizes)))
+        rows = [*run(args.sizes, TRANSFORMER), *run(args.recurrent, RECURRENT)]
+        args.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     lines = [json.loads(line) for line in args.out.read_text().splitlines()]
-    args.picture.write_text(picture(lines))
+    args.picture.write_text(picture([line for line in lines if line["kind"] == TRANSFORMER]))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 from lowtide.errors import LowtideError
 from lowtide.plans.graph import Graph, Op, Value, ValueKind
 
-__all__ = ["random_step", "scaled"]
+__all__ = ["branched_step", "random_step", "scaled", "unrolled"]
 
 MIB = 1 << 20
 TICK = 1e-5
@@ -112,6 +112,41 @@ def scaled(ops: int, *, alike: bool = True) -> Graph:
     return transformer(1 + more, alike=alike)
 
 
+def add_step(tape: Tape, t: str, h: str, c: str) -> tuple[str, str]:
+    """A step of an LSTM, op by op: the next hidden and cell states."""
+    size = tape.size[h]
+    x = tape.value(f"{t}.x", size // 4, "input")
+    inner = tape.op(f"{t}.xw", [x, "w"], [4 * size], 4.0, [x, "w"])
+    outer = tape.op(f"{t}.hu", [h, "u"], [4 * size], 4.0, [h, "u"])
+    gates = tape.op(f"{t}.gates", [inner, outer], [4 * size], 1.0, [])
+    i, f, o, g = (tape.op(f"{t}.{gate}", [gates], [size], 0.4, [f"{t}.{gate}"]) for gate in "ifog")
+    forget = tape.op(f"{t}.forget", [f, c], [size], 0.4, [f, c])
+    fresh = tape.op(f"{t}.fresh", [i, g], [size], 0.4, [i, g])
+    cell = tape.op(f"{t}.c", [forget, fresh], [size], 0.4, [])
+    tanh = tape.op(f"{t}.tanh", [cell], [size], 0.4, [f"{t}.tanh"])
+    return tape.op(f"{t}.h", [o, tanh], [size], 0.4, [o, tanh]), cell
+
+
+def lstm(steps: int) -> Graph:
+    """An LSTM of n steps, unrolled, with a readout of every step."""
+    tape = Tape()
+    h, c = (tape.value(name, MIB, "input") for name in "hc")
+    for name in "wu":
+        tape.value(name, 4 * MIB, "parameter")
+    outputs = []
+    for t in range(steps):
+        h, c = add_step(tape, str(t), h, c)
+        outputs.append(tape.op(f"{t}.y", [h, "u"], [MIB // 4], 1.0, [h, "u"]))
+    stack = tape.op("stack", outputs, [steps * MIB // 4], 1.0, [])
+    return tape.graph(tape.op("loss", [stack], [512], 1.0, [stack]))
+
+
+def unrolled(ops: int) -> Graph:
+    """An unrolled LSTM of at least n ops, and less than one step more."""
+    one, two = (len(lstm(steps).ops) for steps in (1, 2))
+    return lstm(1 + -(-max(ops - one, 0) // (two - one)))
+
+
 def random_step(seed: int, ops: int) -> Graph:
     """A step of random sizes, prices, skips and needs; all of its forward matters to the loss."""
     chance = Random(seed)
@@ -128,6 +163,23 @@ def random_step(seed: int, ops: int) -> Graph:
         out = tape.op(f"f{i}", reads, [chance.randint(0, 9)], ticks, needs, workspace=workspace)
         if chance.random() < 0.5:
             tape.needs[f"f{i}"].append(out)
+        pool.append(out)
+    read = {name for op in tape.ops for name in op.reads}
+    ends = [name for name in pool if name not in read]
+    return tape.graph(tape.op("loss", ends, [1], 1.0, []))
+
+
+def branched_step(seed: int, ops: int) -> Graph:
+    """A step of branches that start and meet anywhere: many orders of its first runs are legal."""
+    chance = Random(seed)
+    tape = Tape()
+    pool = [tape.value("x", chance.randint(1, 9), "input")]
+    for i in range(ops):
+        reads = list(dict.fromkeys(chance.choices(pool[-8:], k=chance.choice((1, 1, 2)))))
+        if i == 0 or chance.random() < 0.3:
+            reads.append(tape.value(f"w{i}", chance.randint(0, 3), "parameter"))
+        needs = [name for name in reads if chance.random() < 0.4]
+        out = tape.op(f"f{i}", reads, [chance.randint(1, 12)], chance.choice([1.0, 2.0, 5.0]), needs)
         pool.append(out)
     read = {name for op in tape.ops for name in op.reads}
     ends = [name for name in pool if name not in read]

@@ -286,11 +286,13 @@ def test_every_network_and_method_has_a_name_in_the_documents():
 def test_the_times_of_planning_and_their_plot(monkeypatch, tmp_path):
     solver(monkeypatch, "auto", sqrt_segments)
     out, picture = tmp_path / "times.jsonl", tmp_path / "times.svg"
-    plan_times.main(["--sizes", "30", "60", "--out", str(out), "--picture", str(picture)])
+    sizes = ["--sizes", "30", "60", "--recurrent", "40"]
+    plan_times.main([*sizes, "--out", str(out), "--picture", str(picture)])
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [line["ops"] >= size for line, size in zip(lines, (30, 60), strict=True)] == [True, True]
+    assert all(line["ops"] >= size for line, size in zip(lines, (30, 60, 40), strict=True))
     assert all(line["peak"] <= line["vanilla"] // 2 or line["extra"] is None for line in lines)
-    assert len(plan_tables.plan_times_table(lines).splitlines()) == 4
+    assert [line["kind"] for line in lines] == ["transformer", "transformer", "LSTM"]
+    assert len(plan_tables.plan_times_table(lines).splitlines()) == 5
     drawing = ElementTree.fromstring(picture.read_text())
     name = "{http://www.w3.org/2000/svg}"
     assert len(drawing.findall(f"{name}circle")) == 2

@@ -1,15 +1,16 @@
-"""The optimum of small graphs, by a mixed-integer linear programme.
+"""The optimum of small graphs, over all orders of runs or by a mixed-integer linear programme.
 
 Problem: of all schedules under a budget, find a fastest one and prove that there is no faster one.
 
-Method: the programme of `model`, which is that of Checkmate (Jain et al. 2020) with the simulator's rules,
-solved by branch and bound with HiGHS. The search starts from what `auto` finds, and ends there if `bound`
-proves that to be the fastest in any order. The bytes of a row are divided by their greatest common divisor.
-What HiGHS hands back is replayed by the simulator: if its seconds or its peak are not what HiGHS claims, that
-is an error and no result.
+Method: graphs of up to `FREE` ops are searched over all orders (see `search.any_order`), as far as the time
+goes; most end within a second. For all others, and where that search does not end: the programme of `model`,
+which is that of Checkmate (Jain et al. 2020) with the simulator's rules, solved by branch and bound with
+HiGHS. The search starts from what `auto` finds, and ends there if `bound` proves that to be the fastest in
+any order. The bytes of a row are divided by their greatest common divisor. What HiGHS hands back is replayed
+by the simulator: if its seconds or its peak are not what HiGHS claims, that is an error and no result.
 
-The optimum is over schedules whose first runs are in program order or in the order of `auto`'s plan, and in
-which an op runs at most once between two first runs. A bound for all orders is in `bound`.
+The programme's optimum is over schedules whose first runs are in program order or in the order of `auto`'s
+plan, and in which an op runs at most once between two first runs. A bound for all orders is in `bound`.
 
 Complexity: exponential at worst. On one core, graphs of about 60 ops take seconds.
 
@@ -33,6 +34,8 @@ from ...plans.schedule import Run, Schedule
 from ...plans.simulator import simulate
 from ..auto import auto
 from ..bound.method import lower_bound
+from ..search.any_order import AnyOrder
+from ..search.tape import Facts
 from .model import Row, Stages, too_large
 
 __all__ = ["Exact", "exact", "solve_exact"]
@@ -46,6 +49,12 @@ TOLERANCE = 1e-6
 ROUNDING = 1e-9
 """How much of a sum of seconds may be due to rounding."""
 
+FREE = 40
+"""Ops of a graph that is searched over all orders; the search for larger ones seldom ends."""
+
+WORK_PER_SECOND, MOST_WORK = 10_000_000, 200_000_000
+"""What the search over all orders does in a second, and how much it may do: about a gigabyte of states."""
+
 LARGEST = 1e12
 """The largest number of bytes in a row from which HiGHS still tells a single one; it refuses 1e15."""
 
@@ -56,13 +65,15 @@ class Exact:
 
     `schedule` is the fastest schedule found under the budget (None: none was), `seconds` its time, or
     infinity. No schedule of the programme takes less than `bound` seconds; it is infinite when none fits.
-    `optimal` says that the search is complete: `schedule` is a fastest one, or there is none.
+    `optimal` says that the search is complete: `schedule` is a fastest one, or there is none. `any_order`
+    says that this is about all orders of first runs, and not about those of the programme alone.
     """
 
     schedule: Schedule | None
     seconds: float
     bound: float
     optimal: bool
+    any_order: bool = False
 
 
 def exact(graph: Graph, budget: int, *, seconds_limit: float = 60.0) -> Schedule:
@@ -81,13 +92,18 @@ def solve_exact(graph: Graph, budget: int, *, seconds_limit: float = 60.0) -> Ex
     start, bound = auto(graph, budget), lower_bound(graph, budget)
     timeline = simulate(graph, start)
     if bound == math.inf:
-        return Exact(None, math.inf, math.inf, optimal=True)
+        return Exact(None, math.inf, math.inf, optimal=True, any_order=True)
     # Proven without the programme: what `auto` found is as fast as anything can be.
     if timeline.peak <= budget and timeline.seconds <= bound * (1 + ROUNDING):
-        return Exact(start, timeline.seconds, timeline.seconds, optimal=True)
+        return Exact(start, timeline.seconds, timeline.seconds, optimal=True, any_order=True)
     if too_large(graph):
         fits = timeline.peak <= budget
         return Exact(start if fits else None, timeline.seconds if fits else math.inf, bound, optimal=False)
+    free = _in_any_order(graph, budget, start, seconds_limit=seconds_limit)
+    if free is not None and free.optimal:
+        return free
+    if free is not None:
+        bound = max(bound, free.bound)
     found = [
         _branch_and_bound(Stages(graph, order), budget, start, seconds_limit=seconds_limit)
         for order in _orders(graph, start)
@@ -95,6 +111,27 @@ def solve_exact(graph: Graph, budget: int, *, seconds_limit: float = 60.0) -> Ex
     best = min(found, key=lambda one: one.seconds)
     least = min(max(min(one.bound for one in found), bound), best.seconds)
     return replace(best, bound=least, optimal=all(one.optimal for one in found))
+
+
+def _in_any_order(graph: Graph, budget: int, start: Schedule, *, seconds_limit: float) -> Exact | None:
+    """What the search over all orders finds and proves, going on from a schedule; None if it is too large."""
+    facts = Facts(graph)
+    if len(graph.ops) > FREE or not AnyOrder.handles(facts):
+        return None
+    timeline = simulate(graph, start)
+    fits, once = timeline.peak <= budget, timeline.seconds - timeline.again
+    limit = timeline.again - ROUNDING * once if fits else math.inf
+    work = int(min(seconds_limit * WORK_PER_SECOND, MOST_WORK))
+    found = AnyOrder(facts).fastest(budget, limit=limit, work=work)
+    best = facts.schedule(found.order) if found.order is not None else start if fits else None
+    if best is None:
+        bound = math.inf if found.complete else once + found.seconds
+        return Exact(None, math.inf, bound, found.complete, any_order=True)
+    timeline = simulate(graph, best)
+    if timeline.peak > budget:
+        raise LowtideError(f"a search under {budget} bytes found {timeline.peak}; the result is not used")
+    bound = timeline.seconds if found.complete else min(once + found.seconds, timeline.seconds)
+    return Exact(best, timeline.seconds, bound, found.complete, any_order=True)
 
 
 def _orders(graph: Graph, schedule: Schedule) -> list[tuple[list[str], list[str]]]:

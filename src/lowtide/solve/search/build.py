@@ -160,6 +160,7 @@ def _name(digest: str) -> str:
 
 def _bind(loaded: ctypes.CDLL) -> ctypes.CDLL:
     tape, count, size, number = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
+    pointer = ctypes.c_void_p
     for name, gives, *takes in (
         ("tape", tape, ctypes.c_void_p, ctypes.c_void_p, count),
         ("copy", tape, tape),
@@ -171,9 +172,10 @@ def _bind(loaded: ctypes.CDLL) -> ctypes.CDLL:
         ("edits", size, tape),
         ("descend", ctypes.c_int, tape, size, number, number, size, number, ctypes.c_uint64),
         ("ruin", ctypes.c_int, tape, number, number, number, ctypes.c_uint64),
-        ("anneal", ctypes.c_int, tape, size, size, number, number, number, ctypes.c_uint64),
+        ("anneal", ctypes.c_int, tape, size, size, *[number] * 4, ctypes.c_uint64),
         ("prune", ctypes.c_int, tape, size, size),
         ("judge", size, ctypes.c_void_p, ctypes.c_void_p, count, ctypes.c_void_p),
+        ("any_order", count, *[pointer] * 2, size, number, count, size, pointer, count, *[pointer] * 2),
         ("needed", count, count, count, *[ctypes.c_void_p] * 5, count, ctypes.c_void_p),
     ):
         function = getattr(loaded, f"lowtide_{name}")

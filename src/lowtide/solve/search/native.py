@@ -40,14 +40,16 @@ def done(code: int) -> int:
 
 
 _LISTS = ("read_at", "reads", "write_at", "writes", "take_at", "takes", "until_at", "untils")
+_ORDERS = ("before_at", "befores", "after_at", "afters")
 
 
 class _Facts(ctypes.Structure):
     _fields_ = (
         ("ops", ctypes.c_int32),
         ("values", ctypes.c_int32),
+        ("returning", ctypes.c_int32),
         ("fixed", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in _LISTS),
+        *((name, ctypes.c_void_p) for name in (*_LISTS, *_ORDERS)),
         *(
             (name, ctypes.c_void_p)
             for name in (
@@ -84,12 +86,14 @@ class NativeFacts:
             ("write", facts.writes),
             ("take", facts.takes),
             ("until", facts.until),
+            ("before", facts.before),
+            ("after", facts.after),
         ):
             starts = np.concatenate(([0], np.cumsum([len(values) for values in many])))
             self.arrays[f"{one}_at"] = starts.astype(np.int32)
             self.arrays[f"{one}s"] = np.array([v for values in many for v in values], dtype=np.int32)
         pointers = {name: array.ctypes.data for name, array in self.arrays.items()}
-        self.struct = _Facts(len(facts.own), len(facts.size), facts.fixed, **pointers)
+        self.struct = _Facts(len(facts.own), len(facts.size), facts.returning, facts.fixed, **pointers)
 
 
 def judge(facts: Facts, order: Sequence[int]) -> tuple[int, float]:
@@ -176,9 +180,21 @@ class NativeTape:
         """Take a share of the repeated runs between two places of the order (0 to 1) away."""
         done(self.library.lowtide_ruin(self.handle, start, end, share, seed))
 
-    def anneal(self, budget: int, *, steps: int, price: float, heat: tuple[float, float], seed: int) -> None:
-        """Put single runs in and out at random, cooling down; the best plan under the budget stays."""
-        done(self.library.lowtide_anneal(self.handle, budget, steps, price, *heat, seed))
+    def anneal(
+        self,
+        budget: int,
+        *,
+        steps: int,
+        price: float,
+        heat: tuple[float, float],
+        shifts: float = 0.0,
+        seed: int,
+    ) -> None:
+        """Put single runs in and out at random, cooling down; the best plan under the budget stays.
+
+        A share `shifts` of the steps moves runs to other places, first ones included.
+        """
+        done(self.library.lowtide_anneal(self.handle, budget, steps, price, *heat, shifts, seed))
 
     def prune(self, budget: int, *, limit: int | None = None) -> None:
         """See `greedy.prune`."""

@@ -4,10 +4,10 @@ Problem: find, for all budgets at once, orders of runs with few seconds and smal
 
 Method, in this order:
 
-1. *Down*, from each of a few orders of first runs (see `reorder`): targets from the peak of keeping
-   everything to what the largest single run needs are each planned for by greedy descents (see `greedy`),
-   which go on from the plan for the target before and start afresh with several weights of bytes against
-   seconds.
+1. *Down*, from each of a few orders of first runs (the best of `reorder`, then those of `arrange`): targets
+   from the peak of keeping everything to what the largest single run needs are each planned for by greedy
+   descents (see `greedy`), which go on from the plan for the target before and start afresh with several
+   weights of bytes against seconds.
 2. *Plant* the plans of other methods (see `seeds`), and *graft*: descend to each target from the plans right
    above it.
 3. *Bisect*: between the last target reached and the first one missed, look for the smallest peak.
@@ -15,9 +15,11 @@ Method, in this order:
    repeated runs of a plan away at random, within a random part of the step, and descend anew with some noise
    in the scores; keep what is better. As long as the effort allows.
 5. *Up*: fill the space between the targets by taking repeated runs away as the budget grows.
-6. *Anneal* (simulated annealing, Kirkpatrick et al. 1983), on graphs of up to a hundred ops: put single runs
-   in and out at random, cooling down.
-7. *Fill*: one more descent each for finer targets. *Sink*: descend towards the floor from plans all along the
+6. *Settle*, on graphs of up to some sixty ops: at each rung look through all orders (see `any_order`), as
+   far as the effort goes, for a faster one, and below the last rung for one that fits at all.
+7. *Anneal* (simulated annealing, Kirkpatrick et al. 1983), on graphs of up to a hundred ops, where that is
+   not settled: put single runs in, out and elsewhere at random, cooling down.
+8. *Fill*: one more descent each for finer targets. *Sink*: descend towards the floor from plans all along the
    ladder.
 
 Nothing of that depends on a budget, on the clock or on a random seed of the process: the effort is counted in
@@ -34,7 +36,7 @@ Limits: a local search. `bound` says how far from the optimum it may be.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Collection, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -49,11 +51,14 @@ import numpy.typing as npt
 
 from ...plans.graph import Graph
 from ...plans.patience import OutOfTime, check_time, out_of_time, until
+from ..bound.moments import RequiredOps
+from .arrange import arrange
 from .greedy import PlainTape
 from .ladder import Ladder, Rung
 from .native import NativeTape, NoMemory, judge, library
 from .reorder import first_orders
 from .seeds import ask_at_budget, seed_orders
+from .settle import WORK, settle, settle_smallest
 from .tape import Facts
 
 __all__ = ["Search", "by_either"]
@@ -82,6 +87,10 @@ CALL = 200
 """What one turn of `improve` costs besides its edits, in edits: about the time of making a tape. Chosen: no
 plan moves with 100, one in twelve by 2 % with 400."""
 
+SHIFTS = (0.0, 0.4, 0.0)
+"""Shares of the annealing's steps that move runs, in turn. Chosen: with moves in every turn, or in the first,
+a block of a transformer is up to 1 % slower, for what runs again matters more there than the order."""
+
 HEAT, PRICES = (0.05, 0.002), (30.0, 5.0)
 STEPS, MOST_STEPS, MOST_BUDGETS = 500, 1_500_000, 48
 """Of the annealing: first and last heat as shares of the step's seconds, prices of the excess in turn as
@@ -95,6 +104,8 @@ class Effort:
     """How much to search: targets `step` percent apart, numbers of first orders, of exponents, of edits.
 
     Targets of *fill* are `between` percent apart (0: there are none), `sinks` is how many plans sink.
+    `work` is for the search through all orders (see `settle`); `arranged` says whether there are two more
+    first orders (see `arrange`); `patience` is how many targets in a row may be missed by grafts.
     Chosen, for some seconds of planning at every size (benchmarks/plan_times.py). At 120 to 130 ops one
     plan in twelve changes by 2 % with half of the edits, none with twice as many.
     """
@@ -110,6 +121,9 @@ class Effort:
     sweeps: int = 0
     between: int = 1
     sinks: int = 8
+    work: int = 0
+    arranged: bool = False
+    patience: int | None = None
 
 
 def effort_for(ops: int, native: bool) -> Effort:
@@ -117,15 +131,17 @@ def effort_for(ops: int, native: bool) -> Effort:
     if not native:
         return _plain_effort(ops)
     if ops <= 100:
-        return Effort(2, 3, 5, 10_000 * ops, fine=300, sweeps=6 if ops <= 60 else 2, sinks=24)
+        small = Effort(2, 3, 5, 10_000 * ops, fine=300, sinks=24, work=WORK, arranged=True)
+        return replace(small, sweeps=5 if ops <= 60 else 2)
     if ops <= 1000:
-        return Effort(5, 3, 5, min(10_000 * ops, 2_000_000))
+        return Effort(5, 3, 5, min(10_000 * ops, 2_000_000), arranged=True)
     if ops <= 3000:
-        return Effort(5, 2, 3, 3_000_000, tolerance=0.25, between=0, sinks=2)
+        return Effort(5, 2, 3, 3_000_000, tolerance=0.25, between=0, sinks=2, arranged=True)
     if ops <= 10_000:
         few = Effort(5, 1, 0, 1_000_000, tolerance=0.25, bisections=3, fine=100, grafts=1)
-        return replace(few, between=0, sinks=2)
-    return Effort(10, 1, 0, 0, tolerance=0.25, bisections=1, fine=48, grafts=1, between=0, sinks=0)
+        return replace(few, between=0, sinks=2, patience=2)
+    few = Effort(10, 1, 0, 0, tolerance=0.25, bisections=1, fine=48, grafts=1)
+    return replace(few, between=0, sinks=0, patience=2)
 
 
 def _plain_effort(ops: int) -> Effort:
@@ -172,6 +188,7 @@ class Search:
         self.native = native and library() is not None
         self.effort = effort_for(len(graph.ops), self.native)
         self.ladder = Ladder()
+        self.tried: set[tuple[int, float, int, float]] = set()
         # 200 more for small graphs, where a descent of few ops still needs many edits to get through.
         self.limit = MOST_EDITS * (len(graph.ops) + 200)
         orders = [self.facts.order(*order) for order in first_orders(graph)]
@@ -180,10 +197,13 @@ class Search:
             self.note(tape)
         # An order is judged by how low it could go (its largest single run), then by its peak.
         promises = [(self.facts.floor(o), tape.peak()) for o, tape in zip(orders, tapes, strict=True)]
-        self.top, self.floor = tapes[0].peak(), min(promises)[0]
+        # `floor` is for orders like these; another one may go lower, but none below `least_bytes`.
+        self.top, self.floor, self.once = tapes[0].peak(), min(promises)[0], tapes[0].seconds
+        self.least_bytes = RequiredOps(graph).least_bytes()
         # The orders of first runs to start from: those that can go lowest.
         ranked = sorted(range(len(orders)), key=promises.__getitem__)
-        self.bases = [orders[index] for index in ranked[: self.effort.orders]]
+        self.first = self.bases = [orders[index] for index in ranked[: self.effort.orders]]
+        self.spent = 0
         self.targets = self._targets()
         self.asked: set[int] = set()
 
@@ -202,6 +222,9 @@ class Search:
 
     def look(self) -> None:
         """Find the ladder, phase by phase."""
+        if self.effort.arranged:
+            orders, self.spent = arrange(self, self.first[0])
+            self.bases = [self.first[0], *orders][: self.effort.orders]
         self.plant(self.down_and_seeds())
         self.tell(0.4)
         self.graft()
@@ -210,7 +233,9 @@ class Search:
         self.tell(0.6)
         self.improve()
         self.up()
-        self.anneal()
+        settled = settle(self, self.effort.work)
+        self.anneal(settled)
+        settle_smallest(self, self.effort.work)
         self.fill()
         self.sink()
         self.tell(1.0)
@@ -289,7 +314,7 @@ class Search:
     def afresh(self, budget: int) -> None:
         """Descend to a budget from each of the orders of first runs."""
         exponents = EXPONENTS if self.native else EXPONENTS[: self.effort.exponents]
-        for start in map(self.tape, self.bases):
+        for start in map(self.tape, self.first):
             if start.peak() > budget:
                 for exponent in exponents:
                     self.attempt(start, budget, exponent)
@@ -334,6 +359,7 @@ class Search:
     ) -> NativeTape | PlainTape:
         """One descent from a copy of a tape to a target, cleaned up."""
         self.check_time()
+        self.tried.add((start.peak(), start.seconds, target, exponent))
         tape = start.copy()
         tape.descend(target, exponent=exponent, tolerance=self.effort.tolerance, limit=self.limit)
         tape.prune(max(target, tape.peak()))
@@ -410,15 +436,21 @@ class Search:
             self.note(tape)
 
     def graft(self) -> None:
-        """Descend to each round target from the plans right above it."""
+        """Descend to each round target from the plans right above it, unless `down` has done just that."""
+        missed = 0
         for target in self.targets:
             self.graft_to(target)
+            missed = 0 if self.ladder.best(target) else missed + 1
+            # What is out of reach takes longest, and all the more on large graphs.
+            if missed == self.effort.patience:
+                return
 
     def graft_to(self, target: int) -> None:
         """Descend to a target from the plans right above it."""
         above = [rung for rung in self.ladder if rung.peak > target and self.short(rung.order)]
         for rung in above[: self.effort.grafts]:
-            self.attempt(self.tape(rung.order), target, EXPONENTS[0])
+            if (rung.peak, rung.seconds, target, EXPONENTS[0]) not in self.tried:
+                self.attempt(self.tape(rung.order), target, EXPONENTS[0])
 
     def sink(self) -> None:
         """Descend from plans all along the ladder to what lies between the smallest plan and the floor.
@@ -447,7 +479,8 @@ class Search:
             if target >= least.peak:
                 return
             start = self.tape(least.order)
-            found = min(self.attempt(start, target, exponent).peak() for exponent in EXPONENTS[:2])
+            exponents = EXPONENTS[: 2 if self.effort.bisections > 1 else 1]
+            found = min(self.attempt(start, target, exponent).peak() for exponent in exponents)
             if found > target:
                 missed = max(target, missed)
 
@@ -456,7 +489,7 @@ class Search:
         if not self.effort.edits:
             return
         chance = Random(len(self.graph.ops))
-        edits = 0
+        edits = self.spent
         for turn, target in enumerate(cycle(self.targets)):
             if edits >= self.effort.edits:
                 return
@@ -464,7 +497,8 @@ class Search:
             # Nothing to improve at this target: look for a smaller peak instead.
             if best is None or not self.short(best.order):
                 best = self.least()
-                target = best.peak - 1 - int((best.peak - self.floor) * chance.choice((0.0, 0.02, 0.1)))
+                way = max(best.peak - self.floor, 0)
+                target = best.peak - 1 - int(way * chance.choice((0.0, 0.02, 0.1)))
             tape = self.native_tape(best.order)
             width = chance.choice((1.0, 0.5, 0.25, 0.1))
             start = chance.random() * (1 - width)
@@ -498,19 +532,23 @@ class Search:
                 found.prune(target)
             self.note(found)
 
-    def anneal(self) -> None:
-        """Put single runs in and out at random, with the space that each rung has up to the next."""
+    def anneal(self, settled: Collection[int] = ()) -> None:
+        """Change single runs at random, with the space that each rung has up to the next one.
+
+        Budgets whose best plan is known already are left out.
+        """
         once, ops = self.graph.seconds, len(self.graph.ops)
         heat = (HEAT[0] * once, HEAT[1] * once)
         for sweep in range(self.effort.sweeps):
-            budgets = self.tight_budgets()
+            budgets = [budget for budget in self.tight_budgets() if budget not in settled]
             # All sweeps together stay within MOST_STEPS, however many rungs the ladder has.
             steps = min(STEPS * ops, MOST_STEPS // (len(budgets) * self.effort.sweeps + 1))
             for budget in budgets:
                 start = self.ladder.best(budget) or self.ladder[0]
                 tape = self.native_tape(start.order)
-                price = PRICES[sweep % len(PRICES)] * once / (ops * (self.top - budget))
-                tape.anneal(budget, steps=steps, price=price, heat=heat, seed=sweep)
+                price = PRICES[sweep % len(PRICES)] * once / (max(ops, 1) * (self.top - budget))
+                shifts = SHIFTS[sweep % len(SHIFTS)]
+                tape.anneal(budget, steps=steps, price=price, heat=heat, shifts=shifts, seed=sweep)
                 if tape.peak() <= budget:
                     tape.prune(budget)
                     self.note(tape)
@@ -518,5 +556,5 @@ class Search:
 
     def tight_budgets(self) -> list[int]:
         """The largest budget for which each rung is the answer, largest first, and one below the smallest."""
-        budgets = {rung.peak - 1 for rung in self.ladder if self.floor < rung.peak <= self.top}
+        budgets = {rung.peak - 1 for rung in self.ladder if self.least_bytes < rung.peak <= self.top}
         return sorted(budgets, reverse=True)[:MOST_BUDGETS]

@@ -30,6 +30,7 @@ import numpy as np
 from ...plans.graph import Graph
 from ...plans.order import updates_after_reads, with_drops
 from ...plans.schedule import Schedule
+from .precedence import precedence
 
 if TYPE_CHECKING:
     from .native import NativeFacts
@@ -53,6 +54,7 @@ class Facts:
         # Numbers instead of names: the search asks millions of times, and C gets the same arrays.
         self.number = {op.name: index for index, op in enumerate(graph.ops)}
         self.boundary = len(graph.ops)
+        self.returning = -1 if graph.returning is None else self.number[graph.returning.name]
         droppable = [value for value in graph.values if value.droppable]
         number = {value.name: index for index, value in enumerate(droppable)}
         self.size = [value.bytes for value in droppable]
@@ -78,6 +80,11 @@ class Facts:
         # The ops before which one has to run: they update what it reads, once, where they stand.
         updaters = (graph.updaters.get(op.name, ()) for op in graph.ops)
         self.until = [[self.number[name] for name in names] for names in updaters] + [[]]
+        self.before = precedence(graph)
+        self.after: list[list[int]] = [[] for _ in self.before]
+        for op, others in enumerate(self.before):
+            for other in others:
+                self.after[other].append(op)
         read = {name for op in graph.ops for name in op.reads if name not in number}
         # A reader outside the tape's events would not be seen, so an op with one must run where it stands.
         self.can_wait = [op.kind == "pure" and read.isdisjoint(op.writes) for op in graph.ops] + [False]

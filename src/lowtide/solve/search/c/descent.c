@@ -5,6 +5,7 @@
  */
 #include <math.h>
 
+#include "any_order.h"
 #include "orders.h"
 
 #define REACH 8 /* these three as in `greedy.py`, which says where they come from */
@@ -458,11 +459,15 @@ static void take_out(Annealing *a) {
     }
 }
 
+static int may_put(const Tape *t, i32 op, i32 slot) {
+    return tape_may_run(t, op, slot) && t->runs[op].at[0] < slot && !tape_returned(t, slot);
+}
+
 /* Recompute at a slot, and right before it now and then what the op reads. */
 static void put_in(Annealing *a, i32 op, i32 slot) {
     Tape *t = a->tape;
     const Facts *f = t->facts;
-    while (slot > 0 && t->at[slot] < 0 && tape_may_run(t, op, slot) && t->runs[op].at[0] < slot) {
+    while (slot > 0 && t->at[slot] < 0 && may_put(t, op, slot)) {
         edit(a, op, slot, 1);
         i32 reads = f->read_at[op + 1] - f->read_at[op];
         if (!reads || a->edits == EDITS || draw(a) < 0.6) return;
@@ -486,18 +491,45 @@ static void close_gap(Annealing *a) {
     }
 }
 
+/* Move some run to another place: a first one as far as the order of the step allows, a later one anywhere. */
+static void shift(Annealing *a) {
+    Tape *t = a->tape;
+    const Facts *f = t->facts;
+    i32 op = pick(a, f->ops - 1), from, to;
+    const Slots *runs = &t->runs[op];
+    if (!runs->count || op == f->returning) return;
+    i32 index = draw(a) < 0.5 ? 0 : pick(a, runs->count), slot = runs->at[index];
+    tape_window(t, op, &from, &to);
+    if (index) from = runs->at[0], to = t->length;
+    /* Near places as often as far ones: the order is good as it is, but for some runs. */
+    i32 reach = (i32)(SPACING * pow((double)t->length / SPACING, draw(a))), low = slot - reach > from ? slot - reach : from;
+    i32 high = slot + reach < to ? slot + reach : to;
+    if (high - low < 2) return;
+    i32 target = low + 1 + pick(a, high - low - 1);
+    while (target < high && t->at[target] >= 0) target++;
+    if (target >= high || tape_returned(t, target) || (index && !tape_may_run(t, op, target))) return;
+    edit(a, op, target, 1);
+    edit(a, op, slot, -1);
+}
+
 /* Look for fewer seconds under the budget, cooling from `hot` to `cold`. A byte above the budget during a run
- * costs `price` seconds. The tape becomes the best that was found, or stays as it is. */
-static void anneal(Tape *t, i64 budget, i64 steps, double price, double hot, double cold, uint64_t seed) {
+ * costs `price` seconds. Of the steps a share `shifts` moves runs, the others put some in and take some out. The
+ * tape becomes the fastest that was found to fit; where none fits, about the one with the least above the budget. */
+static void anneal(
+    Tape *t, i64 budget, i64 steps, double price, double hot, double cold, double shifts, uint64_t seed) {
     Annealing a = {.tape = t, .budget = budget, .seed = seed};
+    if (!t->facts->values || t->facts->ops < 2) return; /* nothing to change */
     i32 count = 0, *best = pool_get(&t->pool, (size_t)t->length, sizeof(i32));
     for (i32 s = 0; s < t->length; s++)
         if (t->at[s] >= 0) best[count++] = t->at[s];
     i64 excess = profile_excess(&t->mem, 0, t->length, budget, INT64_MAX);
-    double least = excess ? HUGE_VAL : t->seconds, seconds = t->seconds;
+    i64 nearest = excess; /* of the best order so far */
+    double least = t->seconds, seconds = t->seconds;
     for (i64 step = 0; step < steps && !tape_is_late(t); step++) {
         a.edits = 0;
-        if (draw(&a) < 0.5) take_out(&a);
+        double kind = draw(&a);
+        if (kind < shifts) shift(&a);
+        else if (kind < (1 + shifts) / 2) take_out(&a);
         else close_gap(&a);
         if (!a.edits) continue;
         i64 now = profile_excess(&t->mem, 0, t->length, budget, INT64_MAX);
@@ -509,8 +541,8 @@ static void anneal(Tape *t, i64 budget, i64 steps, double price, double hot, dou
             continue;
         }
         excess = now, seconds = t->seconds;
-        if (excess || seconds >= least - 1e-9 * least) continue;
-        least = seconds, count = 0;
+        if (excess > nearest - nearest / 1024 || (excess == nearest && seconds >= least - 1e-9 * least)) continue;
+        nearest = excess, least = seconds;
         i32 slots = lowtide_order(t, NULL);
         best = pool_more(&t->pool, best, (size_t)slots + 1, sizeof(i32));
         count = lowtide_order(t, best);
@@ -520,9 +552,10 @@ static void anneal(Tape *t, i64 budget, i64 steps, double price, double hot, dou
     pool_give(best);
 }
 
-int lowtide_anneal(Tape *t, i64 budget, i64 steps, double price, double hot, double cold, uint64_t seed) {
+int lowtide_anneal(
+    Tape *t, i64 budget, i64 steps, double price, double hot, double cold, double shifts, uint64_t seed) {
     if (setjmp(t->pool.back)) return NO_MEMORY;
-    anneal(t, budget, steps, price, hot, cold, seed);
+    anneal(t, budget, steps, price, hot, cold, shifts, seed);
     return 0;
 }
 

@@ -10,9 +10,10 @@
 #define SPACING 32 /* slots: four times `tape.py`, since empty ones cost nothing here and laying out anew does */
 
 typedef struct { /* a graph by numbers; the arrays belong to the caller. The last op is the boundary. */
-    i32 ops, values;
+    i32 ops, values, returning; /* `returning`: the op after which the forward ends, or -1 */
     i64 fixed;
-    const i32 *read_at, *reads, *write_at, *writes, *take_at, *takes, *until_at, *untils, *writer;
+    const i32 *read_at, *reads, *write_at, *writes, *take_at, *takes, *until_at, *untils, *before_at, *befores,
+        *after_at, *afters, *writer;
     const i64 *size, *own, *held, *state, *saves;
     const double *seconds;
     const uint8_t *recomputable, *can_wait;
@@ -180,6 +181,31 @@ static int tape_may_run(const Tape *t, i32 op, i32 slot) {
     for (i32 k = f->until_at[op]; k < f->until_at[op + 1]; k++)
         if (t->runs[f->untils[k]].at[0] < slot) return 0;
     return 1;
+}
+
+/* Whether the step has returned before a slot of the forward: nothing may run there. */
+static int tape_returned(const Tape *t, i32 slot) {
+    const Facts *f = t->facts;
+    return f->returning >= 0 && slot > t->runs[f->returning].at[0] && slot < t->runs[f->ops - 1].at[0];
+}
+
+/* The slots between which the first run of an op may stand, whatever else runs where it does. */
+static void tape_window(const Tape *t, i32 op, i32 *from, i32 *to) {
+    const Facts *f = t->facts;
+    *from = 0, *to = t->length;
+    for (i32 k = f->before_at[op]; k < f->before_at[op + 1]; k++) {
+        i32 other = f->befores[k];
+        const Slots *runs = &t->runs[other];
+        if (!runs->count) continue;
+        i32 slot = runs->at[0];
+        for (i32 u = f->until_at[other]; u < f->until_at[other + 1]; u++)
+            if (f->untils[u] == op) slot = runs->at[runs->count - 1]; /* an update waits for the last reader */
+        if (slot > *from) *from = slot;
+    }
+    for (i32 k = f->after_at[op]; k < f->after_at[op + 1]; k++) {
+        const Slots *runs = &t->runs[f->afters[k]];
+        if (runs->count && runs->at[0] < *to) *to = runs->at[0];
+    }
 }
 
 /* The first slot that is relieved when a value is dropped right after one of its events. */
