@@ -252,7 +252,7 @@ def test_a_parameter_with_hooks_and_one_that_no_optimizer_has_keep_their_gradien
         left.append((left_by(each, optimizer), each.net[2].weight.grad.clone()))
     assert same(*left)
     assert torch.equal(*seen)
-    assert "2 others are left to optimizer.step()" in lowtide.plan_of(model).notes[-1]
+    assert any("2 others are left to optimizer.step()" in note for note in lowtide.plan_of(model).notes)
 
 
 def test_parameters_that_share_memory_are_left_to_the_step():
@@ -448,7 +448,7 @@ def test_plans_count_on_it_and_say_so():
         for inside in (False, True)
     ]
     assert plans[1].peak < plans[0].peak
-    assert "updated inside of the backward" in plans[1].notes[-1]
+    assert any("updated inside of the backward" in note for note in plans[1].notes)
     assert lowtide.Plan.from_json(plans[1].to_json()) == plans[1]
     with torch.device("meta"):
         absent = WithLoss(mlp(width=16, depth=4))

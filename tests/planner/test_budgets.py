@@ -390,7 +390,7 @@ def test_the_command_line_says_where_the_knee_is(
 ) -> None:
     model, x = step
     plan = lowtide.plan(model, x, budget="knee")
-    words = ("plan", "net.py:make_step", "--batch-size", "2048", "--budget")
+    words = ("plan", "net.py:make_step", "--batch-size", "4096", "--budget")
     for budget in ("60%", "knee"):
         assert main([*words, budget]) == 0
         out = capsys.readouterr().out

@@ -284,7 +284,7 @@ LINE = torch.ones(3, 2, 4, dtype=F64)
         ({"xs": torch.ones(())}, "time first"),
         ({"xs": [LINE, 3]}, "time first"),
         ({"xs": None}, "length="),
-        ({"xs": None, "length": 0}, "0 steps"),
+        ({"xs": None, "length": 0}, "length=0 must be a whole number >= 1"),
         ({"xs": LINE, "slots": 0}, "slot"),
         ({"xs": LINE, "slots": -1}, "slot"),
         ({"xs": LINE, "slots": 2, "budget": "1MiB"}, "both"),
