@@ -266,6 +266,7 @@ def _plan(priced: Priced, device: DeviceMemory) -> Plan:
         whole=whole,
         headroom=asked.headroom,
         notes=tuple(notes_on(priced.captured.trace, graph, asked)),
+        search=asked.search,
     )
     if asked.split is not None:
         return replace(made, split=asked.split.chosen)

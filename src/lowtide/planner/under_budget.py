@@ -15,7 +15,7 @@ from ..plans.graph import Graph
 from ..plans.keep_all import keep_all
 from ..plans.planned_step import Plan, make_plan
 from ..plans.simulator import simulate
-from ..solve import find_method
+from ..solve import Method, find_method
 from ..solve.search.native import build_ahead
 from ..units import Budget, format_bytes, parse_budget
 from .budgets import resolve
@@ -41,15 +41,17 @@ def plan_graph(
     whole: int | None = None,
     headroom: int = 0,
     notes: tuple[str, ...] = (),
+    search: Method | None = None,
 ) -> Plan:
     """The plan of a graph under a budget; raises `BudgetTooSmall` where none was found.
 
     `device` is what is known of the device's memory, `whole` the peak that a share is of, where that is not
-    this very graph's; `headroom` bytes of the budget are left unused.
+    this very graph's; `headroom` bytes of the budget are left unused. `search` stands in for the method
+    "auto" where a caller has one that knows other shapes (`OtherShapes`).
     """
     device = device or DeviceMemory(graph.device)
     graph, blocks = _bare(graph, device), device.blocks
-    solve = find_method(method)
+    solve = search if search is not None and method == "auto" else find_method(method)
     vanilla = with_allocator_overhead(
         make_plan(graph, keep_all(graph), method="keep_all", notes=notes), blocks
     )

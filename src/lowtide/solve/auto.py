@@ -23,7 +23,7 @@ from .search.ladder import Ladder
 from .search.search import Search
 from .search.tape import Facts
 
-__all__ = ["auto", "frontier_schedules"]
+__all__ = ["auto", "frontier_schedules", "ladder_of", "remembers"]
 
 
 def auto(graph: Graph, budget: int) -> Schedule:
@@ -31,7 +31,7 @@ def auto(graph: Graph, budget: int) -> Schedule:
     plain = keep_all(graph)
     if simulate(graph, plain).peak <= budget:
         return plain
-    ladder = _ladder(graph)
+    ladder = ladder_of(graph)
     rung = ladder.best(budget) or ladder[0]
     return Facts(graph).schedule(rung.order.tolist())
 
@@ -39,14 +39,19 @@ def auto(graph: Graph, budget: int) -> Schedule:
 def frontier_schedules(graph: Graph, progress: Callable[[float], None] | None = None) -> list[Schedule]:
     """The undominated schedules of a graph, from the smallest peak to keeping everything."""
     facts = Facts(graph)
-    return [facts.schedule(rung.order.tolist()) for rung in _ladder(graph, progress)]
+    return [facts.schedule(rung.order.tolist()) for rung in ladder_of(graph, progress)]
 
 
 _remembered: dict[Graph, Ladder] = {}
 _MOST_REMEMBERED = 4
 
 
-def _ladder(graph: Graph, progress: Callable[[float], None] | None = None) -> Ladder:
+def remembers(graph: Graph) -> bool:
+    """Whether the ladder of a graph is at hand."""
+    return graph in _remembered
+
+
+def ladder_of(graph: Graph, progress: Callable[[float], None] | None = None) -> Ladder:
     """The ladder of a graph, searched for unless it is remembered."""
     ladder = _remembered.pop(graph, None) or Search(graph, progress).run()
     _remembered[graph] = ladder
