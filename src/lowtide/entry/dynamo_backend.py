@@ -7,7 +7,6 @@ are planned one by one, as they come, and so are Python floats that it hands ove
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +24,7 @@ from ..planner.other_shapes import OtherShapes
 from ..ranks.meeting import tell_failure
 from ..stages import Asked
 from ..torch_state.autocast_state import State
+from .kept_plans import KeptPlans
 from .whole_steps import refuse_part
 
 __all__ = ["lowtide"]
@@ -129,17 +129,15 @@ class _PerShape:
         self.options = options
         self.floats = _floats(module)
         self.search = OtherShapes()
-        self.compiled: OrderedDict[tuple[Any, ...], Callable[..., Any]] = OrderedDict()
+        self.compiled: KeptPlans[Callable[..., Any]] = KeptPlans(options.max_plans, say_once)
 
     def __call__(self, *given: Any) -> Any:
         args = tuple(a.item() if index in self.floats else a for index, a in enumerate(given))
         key = tuple((a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in args)
         if key not in self.compiled:
-            if len(self.compiled) >= self.options.max_plans:
-                self.compiled.popitem(last=False)
+            self.compiled.make_room(key)
             self.compiled[key] = self.compile(args)
-        self.compiled.move_to_end(key)
-        return self.compiled[key](*_tensors(args))
+        return self.compiled.use(key)(*_tensors(args))
 
     def compile(self, args: tuple[Any, ...]) -> Callable[..., Any]:
         """The module with its sizes and floats written in as numbers."""
