@@ -50,7 +50,8 @@ class Options:
       and the loss of a language model, its MLPs), so that logits are never there as a whole; a number is that
       of the chunks. Gradients are then equal to rounding; without it they are bitwise the same.
     - `plan`: a plan to follow instead of making one. It must keep to the budget, or without one to its own.
-    - `max_plans`: how many shapes to keep plans for.
+    - `max_plans`: how many shapes to keep plans for. The oldest goes; where shapes come back whose plans were
+      let go, as many more are kept.
     - `planning_seconds`: how long the search for one plan may take; the best until then is taken.
 
     >>> import lowtide, torch

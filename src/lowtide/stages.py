@@ -23,7 +23,9 @@ from .errors import NothingToTrain
 from .lowering.changed_inputs import Watch
 from .lowering.hand_over import Groups
 from .options import Options
+from .plans.graph import Graph
 from .plans.planned_step import Plan
+from .plans.schedule import Schedule
 from .torch_state.autocast_state import State
 from .units import format_bytes
 
@@ -66,7 +68,8 @@ class Asked:
     are set aside for calls in flight, `headroom` bytes of the budget that an earlier round showed to be
     needed besides the plan, and `sketched` what an earlier round chose; `split` is what this round chose to
     run in chunks. `released` are the places of results that the caller was seen to let go of, None where
-    nothing is known of that. `attempt` is what all ranks of a process group call this planning.
+    nothing is known of that. `attempt` is what all ranks of a process group call this planning. `search`
+    stands in for the method "auto": the caller's own, which remembers its other shapes.
     """
 
     options: Options
@@ -81,6 +84,7 @@ class Asked:
     released: Collection[int] | None = None
     split: Split | None = None
     attempt: str = ""
+    search: Callable[[Graph, int], Schedule] | None = None
 
     def __repr__(self) -> str:
         where = f" for {self.target}" if self.target else ""

@@ -109,16 +109,6 @@ def test_plan_per_shape_is_reused(model):
 
 
 @pytest.mark.slow
-def test_number_of_plans_is_bounded(model, caplog_lowtide):
-    lowtide.cap(model, "80%", max_plans=2, prices="roofline")
-    for batch in (128, 160, 192, 128):
-        model(torch.randn(batch, 32)).backward()
-        clear(model)
-    assert len(model._compiled_call_impl.entries) == 2
-    assert sum("shapes were seen" in line for line in caplog_lowtide) == 1
-
-
-@pytest.mark.slow
 def test_eval_and_no_grad_run_plainly(model, x, caplog_lowtide):
     lowtide.cap(model, "60%")
     with torch.no_grad():

@@ -6,7 +6,6 @@ Calls in eval mode or without gradients run plainly.
 from __future__ import annotations
 
 import gc
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -45,6 +44,7 @@ from ..units import format_bytes, parse_budget
 from .entries import Entry, backend_for, graphs_of_this_call, key_of, present_graphs
 from .first_call import install, may_install
 from .in_backward import refuse_unless_it_can_step
+from .kept_plans import KeptPlans
 from .problem_type import settle_problem_type
 from .whole_steps import (
     forced_eager,
@@ -69,7 +69,7 @@ class Capped:
         self.options = options
         self.module = module
         self.plan: Plan | None = None
-        self.entries: OrderedDict[Any, Entry] = OrderedDict()
+        self.entries: KeptPlans[Entry] = KeptPlans(options.max_plans, self.say)
         self.lock = lock()
         self.said: set[str] = set()
         self.caller = Caller(self.name)
@@ -279,17 +279,11 @@ class Capped:
 
     def find(self, key: Any, *, beside: int = 0, options: Options | None = None) -> Entry:
         if key not in self.entries:
-            if len(self.entries) >= self.options.max_plans:
-                self.entries.popitem(last=False)
-                self.say(
-                    f"more than {self.options.max_plans} shapes were seen: old plans are let go and made "
-                    "again when they come back; pad the batches to fewer shapes, or raise max_plans="
-                )
+            self.entries.make_room(key)
             self.entries[key] = self.new_entry(beside, options or self.options)
         elif self.must_count_state(self.entries[key]):
             self.entries[key] = self.new_entry(beside, self.entries[key].options)
-        self.entries.move_to_end(key)
-        return self.entries[key]
+        return self.entries.use(key)
 
     def must_leave_room(self, entry: Entry) -> int:
         """The bytes of calls in flight, where they do not fit beside the plan."""
@@ -364,7 +358,8 @@ class Capped:
         """An entry that never got a plan is not kept: the next call starts anew."""
         with self.lock:
             if not any(part.plan for part in entry.parts):
-                self.entries = OrderedDict((k, e) for k, e in self.entries.items() if e is not entry)
+                for key in [key for key, other in self.entries.items() if other is entry]:
+                    del self.entries[key]
 
     def say_plans(self, parts: list[RunnableStep]) -> None:
         for plan in (part.plan for part in parts if part.plan is not None):

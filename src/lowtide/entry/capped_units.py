@@ -39,6 +39,7 @@ from ..sharded.rehearsal import Rehearsal, rehearse
 from ..sharded.unit_steps import SharedRunners, UnitSteps, captured_graph
 from ..units import Budget, format_bytes
 from .capped import Capped
+from .kept_plans import KeptPlans
 from .whole_steps import refuse_what_is_not_captured
 
 __all__ = ["CappedUnits"]
@@ -64,7 +65,7 @@ class CappedUnits(Capped):
             if unit.whole
         }
         self.kinds: dict[Any, tuple[Plan, ...] | None] = {}
-        self.rehearsals: dict[Any, Rehearsal] = {}
+        self.rehearsals: KeptPlans[Rehearsal] = KeptPlans(options.max_plans, self.say)
         self.splits: dict[Any, Split] = {}
         self.turns: _Turns | None = None
         self.outside = 0
@@ -138,10 +139,11 @@ class CappedUnits(Capped):
     def split_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Split:
         """The plans of the units for a call, under the budget beside what is there now."""
         key = self.key_of_rehearsal(args, kwargs)
-        if key not in self.rehearsals and len(self.rehearsals) >= self.options.max_plans:
-            oldest = next(iter(self.rehearsals))
-            del self.rehearsals[oldest]
-            self.splits.pop(oldest, None)
+        if key in self.rehearsals:
+            self.rehearsals.use(key)
+        else:
+            self.rehearsals.make_room(key)
+            self.splits = {kept: split for kept, split in self.splits.items() if kept in self.rehearsals}
         if not held_beside(self.caller):
             self.outside = 0
         bands = self.bands(args, kwargs)

@@ -7,7 +7,6 @@ are planned one by one, as they come, and so are Python floats that it hands ove
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +20,11 @@ from ..options import Options, limit, relative_to
 from ..pipeline.in_flight import Caller
 from ..pipeline.optimizer_steps import changes, look_at_steps
 from ..pipeline.runnable_step import RunnableStep, runnable
+from ..planner.other_shapes import OtherShapes
 from ..ranks.meeting import tell_failure
 from ..stages import Asked
 from ..torch_state.autocast_state import State
+from .kept_plans import KeptPlans
 from .whole_steps import refuse_part
 
 __all__ = ["lowtide"]
@@ -70,11 +71,18 @@ class _Planned:
     It is planned again when optimizer state has come that does not fit beside its plan.
     """
 
-    def __init__(self, module: torch.fx.GraphModule, inputs: Any, options: Options) -> None:
+    def __init__(
+        self,
+        module: torch.fx.GraphModule,
+        inputs: Any,
+        options: Options,
+        *,
+        search: OtherShapes | None = None,
+    ) -> None:
         look_at_steps(self)
         self.module = module
         self.options = options
-        self.caller = Caller("this compiled step")
+        self.caller = Caller("this compiled step", search=search or OtherShapes())
         self.looked = changes()
         self.planned: dict[State, RunnableStep] = {}
         self.plan(inputs)
@@ -89,7 +97,7 @@ class _Planned:
 
     def plan(self, inputs: Any) -> None:
         attempt = self.caller.next_attempt()
-        asked = Asked(self.options, autocast=self.caller.autocast, attempt=attempt)
+        asked = Asked(self.options, autocast=self.caller.autocast, attempt=attempt, search=self.caller.search)
         try:
             step = self.planned[asked.autocast] = runnable(asked, self.caller, self.module, inputs)
         except BaseException as error:
@@ -120,17 +128,16 @@ class _PerShape:
         self.module = module
         self.options = options
         self.floats = _floats(module)
-        self.compiled: OrderedDict[tuple[Any, ...], Callable[..., Any]] = OrderedDict()
+        self.search = OtherShapes()
+        self.compiled: KeptPlans[Callable[..., Any]] = KeptPlans(options.max_plans, say_once)
 
     def __call__(self, *given: Any) -> Any:
         args = tuple(a.item() if index in self.floats else a for index, a in enumerate(given))
         key = tuple((a.shape, a.dtype) if isinstance(a, torch.Tensor) else a for a in args)
         if key not in self.compiled:
-            if len(self.compiled) >= self.options.max_plans:
-                self.compiled.popitem(last=False)
+            self.compiled.make_room(key)
             self.compiled[key] = self.compile(args)
-        self.compiled.move_to_end(key)
-        return self.compiled[key](*_tensors(args))
+        return self.compiled.use(key)(*_tensors(args))
 
     def compile(self, args: tuple[Any, ...]) -> Callable[..., Any]:
         """The module with its sizes and floats written in as numbers."""
@@ -142,7 +149,7 @@ class _PerShape:
                         _write_in(user, holder, value)
                     module.graph.erase_node(holder)
         module.recompile()
-        return _Planned(module, _tensors(args), self.options)
+        return _Planned(module, _tensors(args), self.options, search=self.search)
 
 
 def _floats(module: fx.GraphModule) -> set[int]:

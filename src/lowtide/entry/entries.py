@@ -143,7 +143,13 @@ def backend_for(entry: Entry) -> Callable[..., Any]:
             refuse_part(module)
             if _present.graphs:
                 refuse_second_part()
-        asked = Asked(owner.options, autocast=owner.autocast, beside=owner.beside, attempt=owner.attempt)
+        asked = Asked(
+            owner.options,
+            autocast=owner.autocast,
+            beside=owner.beside,
+            attempt=owner.attempt,
+            search=owner.caller.search,
+        )
         part = runnable(asked, owner.caller, module, inputs)
         _present.graphs = (_present.graphs or 0) + 1
         owner.parts.append(part)

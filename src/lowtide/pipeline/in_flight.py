@@ -19,6 +19,7 @@ import torch
 
 from ..console.log import log
 from ..errors import UnsupportedBackward
+from ..planner.other_shapes import OtherShapes
 from ..plans.planned_step import Plan
 from ..torch_state.autocast_state import State, present_state
 from ..units import format_bytes
@@ -48,7 +49,8 @@ class Caller:
     `beside` are the bytes that calls in flight held when it was last planned beside some. `number` tells
     callers of one name apart, and `attempts` counts how often it was planned: the same on ranks that do the
     same. `holds` is what is known of who holds the results of its calls. `updated` are the parameters that
-    its last backward updated, `steps` how often each optimizer had stepped by then (`stepping.py`).
+    its last backward updated, `steps` how often each optimizer had stepped by then (`stepping.py`). `search`
+    remembers what was found for its other shapes.
     """
 
     name: str = "this step"
@@ -60,6 +62,7 @@ class Caller:
     attempts: int = 0
     updated: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     steps: dict[int, int] = field(default_factory=dict)
+    search: OtherShapes = field(default_factory=OtherShapes, repr=False)
 
     def __post_init__(self) -> None:
         _callers[self.name] += 1

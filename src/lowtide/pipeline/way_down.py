@@ -267,6 +267,7 @@ def _plan(priced: Priced, device: DeviceMemory) -> Plan:
         headroom=asked.headroom,
         notes=tuple(notes_on(priced.captured.trace, graph, asked)),
         planning_seconds=asked.options.planning_seconds,
+        search=asked.search,
     )
     if asked.compiled:
         made = _without_replay(made)

@@ -17,7 +17,7 @@ from ..plans.keep_all import keep_all
 from ..plans.patience import PLANNING_SECONDS, planning_for
 from ..plans.planned_step import Plan, make_plan
 from ..plans.simulator import simulate
-from ..solve import find_method
+from ..solve import Method, find_method
 from ..solve.auto import knee_rung, rungs
 from ..solve.knee import Point, cliff
 from ..solve.search.build import build_ahead
@@ -54,33 +54,26 @@ def plan_graph(
     headroom: int = 0,
     notes: tuple[str, ...] = (),
     planning_seconds: float = PLANNING_SECONDS,
+    search: Method | None = None,
 ) -> Plan:
     """The plan of a graph under a budget; raises `BudgetTooSmall` where none was found.
 
     `device` is what is known of the device's memory, `whole` the peak that a share is of, where that is not
-    this very graph's; `headroom` bytes of the budget are left unused.
+    this very graph's; `headroom` bytes of the budget are left unused. `search` stands in for the method
+    "auto" where a caller has one that knows other shapes (`OtherShapes`).
     Where `planning_seconds` are over, the best plan until then is taken.
     """
-    with planning_for(planning_seconds):
-        return _plan_graph(graph, budget, method, device, whole, headroom, notes)
-
-
-def _plan_graph(
-    graph: Graph,
-    budget: int | str | Budget | None,
-    method: str,
-    device: DeviceMemory | None,
-    whole: int | None,
-    headroom: int,
-    notes: tuple[str, ...],
-) -> Plan:
     device = device or DeviceMemory(graph.device)
-    return with_reserved(_under_budget(graph, budget, method, device, whole, headroom, notes), device)
+    solve = search if search is not None and method == "auto" else find_method(method)
+    with planning_for(planning_seconds):
+        made = _under_budget(graph, budget, solve, method, device, whole, headroom, notes)
+        return with_reserved(made, device)
 
 
 def _under_budget(
     graph: Graph,
     budget: int | str | Budget | None,
+    solve: Method,
     method: str,
     device: DeviceMemory,
     whole: int | None,
@@ -89,7 +82,6 @@ def _under_budget(
 ) -> Plan:
     """The plan of `plan_graph`, by what it allocates."""
     graph, blocks = _bare(graph, device), device.blocks
-    solve = find_method(method)
     vanilla = with_allocator_overhead(
         make_plan(graph, keep_all(graph), method="keep_all", notes=notes), blocks
     )

@@ -222,6 +222,21 @@ class Graph:
             digest.update(f"{op.name}|{op.reads}|{op.writes}|{op.phase}|{op.kind}{more}\n".encode())
         return digest.hexdigest()
 
+    @cached_property
+    def structure(self) -> str:
+        """A hash of what a schedule must fit, without the sizes: equal for one step at different shapes.
+
+        Values and ops count by their places, so that names make no difference.
+        """
+        place = {value.name: index for index, value in enumerate(self.values)}
+        digest = hashlib.sha256()
+        for value in self.values:
+            digest.update(f"{value.kind}|{value.held}\n".encode())
+        for op in self.ops:
+            names = [[place[name] for name in names] for names in (op.reads, op.writes, op.updates)]
+            digest.update(f"{names}|{op.phase}|{op.kind}|{op.returns}\n".encode())
+        return digest.hexdigest()
+
     @property
     def fixed_bytes(self) -> int:
         """Bytes that are there during the whole step and that no value stands for."""

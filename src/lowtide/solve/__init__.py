@@ -31,6 +31,7 @@ from .sqrt_segments import sqrt_segments
 
 __all__ = [
     "METHODS",
+    "Method",
     "auto",
     "bound",
     "chain",

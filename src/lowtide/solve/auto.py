@@ -17,7 +17,7 @@ larger budget has it when it is asked for the next time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from ..plans.graph import Graph
@@ -31,7 +31,7 @@ from .search.ladder import Rung
 from .search.search import Search, by_either
 from .search.tape import Facts
 
-__all__ = ["auto", "frontier_schedules", "knee_rung", "rungs"]
+__all__ = ["auto", "fitting", "frontier_schedules", "knee_rung", "remembers", "rungs", "rungs_at"]
 
 Found = TypeVar("Found")
 
@@ -41,11 +41,7 @@ def auto(graph: Graph, budget: int) -> Schedule:
     plain = keep_all(graph)
     if simulate(graph, plain).peak <= budget:
         return plain
-    searched, unit = in_units(graph)
-    rung, cut = _searched(searched, lambda search: (search.at(budget // unit), search.ladder.cut))
-    if cut and 0 < budget < rung.peak * unit:
-        raise out_of_time()
-    return _schedules(graph, [rung])[0]
+    return _schedules(graph, [fitting(rungs_at(graph, budget), budget)])[0]
 
 
 def frontier_schedules(graph: Graph, progress: Callable[[float], None] | None = None) -> list[Schedule]:
@@ -59,10 +55,35 @@ def frontier_schedules(graph: Graph, progress: Callable[[float], None] | None = 
     return _schedules(graph, _searched(searched, found, progress))
 
 
-def rungs(graph: Graph) -> list[Rung]:
-    """The plans of a graph that were found so far, by their peaks and seconds."""
+def rungs_at(graph: Graph, budget: int) -> list[Rung]:
+    """The plans of a graph by rising peaks, after descents to a budget."""
     searched, unit = in_units(graph)
-    return [in_bytes(rung, unit) for rung in _searched(searched, lambda search: list(search.ladder))]
+
+    def found(search: Search) -> tuple[list[Rung], float]:
+        search.at(budget // unit)
+        return list(search.ladder), search.ladder.cut
+
+    rungs, cut = _searched(searched, found)
+    if cut and 0 < budget < rungs[0].peak * unit:
+        raise out_of_time()
+    return [in_bytes(rung, unit) for rung in rungs]
+
+
+def fitting(rungs: Sequence[Rung], budget: int) -> Rung:
+    """The fastest of some plans by rising peaks that fits, or the smallest one."""
+    return next((rung for rung in reversed(rungs) if rung.peak <= budget), rungs[0])
+
+
+def remembers(graph: Graph) -> bool:
+    """Whether the plans of a graph are at hand."""
+    return in_units(graph)[0] in _remembered
+
+
+def rungs(graph: Graph) -> list[Rung]:
+    """The plans of a graph that are at hand, by rising peaks."""
+    searched, unit = in_units(graph)
+    search = _remembered.get(searched)
+    return [] if search is None else [in_bytes(rung, unit) for rung in search.ladder]
 
 
 def knee_rung(graph: Graph) -> Rung:

@@ -96,7 +96,7 @@ class NativeFacts:
         self.struct = _Facts(len(facts.own), len(facts.size), facts.returning, facts.fixed, **pointers)
 
 
-def judge(facts: Facts, order: Sequence[int]) -> tuple[int, float]:
+def judge(facts: Facts, order: Sequence[int] | npt.NDArray[np.int32]) -> tuple[int, float]:
     """The peak and the seconds of an order of runs, as its tape would have them."""
     found = library()
     assert found is not None, "there is no compiled search"
