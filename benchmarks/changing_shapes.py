@@ -107,6 +107,13 @@ def causal(length: int) -> Batch:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
 
 
+def padded(length: int) -> Batch:
+    """Rows of other lengths, so that the model makes a mask."""
+    batch = causal(length)
+    mask = (torch.arange(length) < torch.tensor([length, length - 3, length - 9, length])[:, None]).long()
+    return {**batch, "attention_mask": mask}
+
+
 def classified(length: int) -> Batch:
     return {**causal(length), "labels": torch.arange(4) % 2}
 
@@ -123,7 +130,7 @@ class Case:
 
 
 CASES = {
-    "gpt2": Case(gpt2, causal, 24, LONGEST),
+    "gpt2": Case(gpt2, padded, 24, LONGEST),
     "llama": Case(llama, causal, 24, LONGEST),
     "bert": Case(bert, classified, 24, LONGEST),
     "cnn": Case(Convolutions, lambda rows: {"pixels": torch.randn(rows, 3, 12, 12)}, 2, 64),

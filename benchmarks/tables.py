@@ -24,6 +24,7 @@ from plan_tables import paper_table, plan_tables, plan_times_table
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = (
     "README.md",
+    "docs/changing-shapes.md",
     "docs/checks.md",
     "docs/exactness.md",
     "docs/head-to-head.md",
@@ -129,8 +130,40 @@ def call_checks() -> str:
     return "\n".join(lines)
 
 
+def changing_shapes() -> str:
+    """The newest row of each way to train on each folder's lengths."""
+    rows = [row for row in read("changing_shapes.jsonl") if row["what"] == "epoch"]
+    found = {(row["lengths"], row["way"], row["label"]): row for row in rows if row["way"] != "plain"}
+    lines = [
+        "| lengths | shapes | steps | way | the steps, s | other, s | slowest step, s | memory, MiB more |",
+        "|---|---:|---:|---|---:|---:|---:|---:|",
+    ]
+    for (lengths, way, label), row in sorted(
+        found.items(), key=lambda item: (item[0][0], item[0][2] == "after")
+    ):
+        name = f"{way}, {label}" if way == "lowtide" else way
+        counts = f"{row['shapes']} | {row['steps']} | {name} | {row['training']:.1f} | {row['other']:.1f}"
+        lines.append(f"| {lengths} | {counts} | {row['slowest_step']:.1f} | {row['memory_mib']:.0f} |")
+    return "\n".join(lines)
+
+
+def changing_shapes_exact() -> str:
+    """For each model how many of its steps of random sizes were as they should be."""
+    rows = [row for row in read("changing_shapes.jsonl") if row["what"] == "exact"]
+    lines = [
+        "| model | budget | shapes | recomputing | same bits | measured peak = predicted | within budget |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in {row["model"]: row for row in rows}.values():
+        names = ("shapes", "recomputing", "same_bits", "measured_is_predicted", "within_budget")
+        lines.append(f"| {row['model']} | {row['budget']} | {' | '.join(str(row[name]) for name in names)} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "call_checks": call_checks,
+    "changing_shapes": changing_shapes,
+    "changing_shapes_exact": changing_shapes_exact,
     "ddp_overlap": ddp_overlap,
     "exactness": lambda: exactness(short=True),
     "exactness-all": lambda: exactness(short=False),
