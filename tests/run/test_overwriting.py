@@ -259,3 +259,23 @@ def test_nothing_is_overwritten_once_something_shares_what_was_not_foretold_to()
         assert torch.equal(given, torch.ones(2, 3))
         assert torch.equal(result, torch.full((2, 3), 2.0))
         assert misfits.overwrites == "nothing"
+
+
+class Gated(nn.Module):
+    """Scores of a matrix product, looked at with a dimension of one element, and gated."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(16, 64), nn.Linear(16, 64)
+        self.gate = nn.Parameter(torch.randn(32, 32, 4))
+
+    def forward(self, x):
+        left, right = (layer(x).view(2, 1, 32, 4, 16) for layer in (self.left, self.right))
+        scores = torch.einsum("bclhs,bcmhs->bclmh", left, right)
+        return (scores * self.gate.tanh()).exp().sum()
+
+
+def test_the_stride_of_one_element_makes_no_difference():
+    found = lowtide.verify(Gated(), torch.randn(2, 32, 16), budget="min")
+    assert found.equal
+    assert found.measured == found.predicted

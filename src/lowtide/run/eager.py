@@ -130,10 +130,8 @@ class _Writer:
     def either(self, node: fx.Node) -> str:
         """A call that overwrites an argument if all lies as foretold, and else makes a new tensor."""
         how = self.in_place[node]
-        tensors = [(parent.name, tensors_of(parent)) for parent in node.all_input_nodes]
-        checks = [
-            f"{name}.stride() == {self.text(tuple(t.stride()))}" for name, found in tensors for t in found
-        ]
+        tensors = [(parent.name, tensor) for parent in node.all_input_nodes for tensor in tensors_of(parent)]
+        checks = [self.lies_as_foretold(*found, wholly=how.handed_out) for found in tensors]
         if self.look is not None:
             checks.insert(0, f"{self.constant(self.look, 'look')}.trusts()")
         arguments = [self.text(arg) for arg in node.args]
@@ -143,7 +141,14 @@ class _Writer:
         else:
             arguments.append(f"{how.keyword}={arguments[how.place]}{'.detach()' * how.handed_out}")
         call = f"{self.constant(_direct(how.target), 'op')}({', '.join(arguments)})"
-        return f"{call} if {' and '.join(checks)} else {self.call(node)}"
+        return f"{call} if {' and '.join(filter(None, checks)) or True} else {self.call(node)}"
+
+    def lies_as_foretold(self, name: str, tensor: torch.Tensor, *, wholly: bool) -> str:
+        """A comparison of strides; kernels give those of dimensions of one element as they like."""
+        places = [place for place, size in enumerate(tensor.shape) if size != 1]
+        if wholly or len(places) == tensor.dim():
+            return f"{name}.stride() == {self.text(tuple(tensor.stride()))}"
+        return " and ".join(f"{name}.stride({place}) == {tensor.stride(place)}" for place in places)
 
     def text(self, value: Any) -> str:
         if isinstance(value, fx.Node):
