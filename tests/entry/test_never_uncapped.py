@@ -149,7 +149,8 @@ def test_a_second_graph_of_one_call_is_refused(monkeypatch, x, executor):
     monkeypatch.setattr("lowtide.entry.entries.refuse_part", lambda module: None)
     model = lowtide.cap(Breaks(), "2MiB", executor=executor)
     monkeypatch.setattr(
-        "lowtide.entry.capped.captured", lambda f, backend, fullgraph: captured(f, backend, fullgraph=False)
+        "lowtide.entry.capped.captured",
+        lambda f, backend, **told: captured(f, backend, **{**told, "fullgraph": False}),
     )
     with pytest.raises(lowtide.GraphBreak, match="a second one for the same call"):
         model(x)

@@ -353,7 +353,7 @@ def test_missing_argument_says_so():
 def test_sizes_that_depend_on_data_name_the_line():
     linear = nn.Linear(8, 8)
     with pytest.raises(lowtide.GraphBreak, match=r"test_uses\.py:\d+ depends on the data"):
-        lowtide.plan(lambda x: linear(x)[x > 0].sum(), torch.randn(4, 8))
+        lowtide.plan(lambda x: (y := linear(x))[y > 0].sum(), torch.randn(4, 8))
 
 
 def test_sparse_gradients_are_refused():

@@ -9,8 +9,8 @@ the very one that it reads: then the op takes no bytes of its own. Which ops may
   be the argument itself. `tests/capture/test_in_place.py` compares all of them, bit for bit;
 - the form that writes in place is a kernel of the device. Some are not: torch generates `out=` for every
   operator, and what it generates computes a new tensor and copies it;
-- what is overwritten lies in memory as the result does, is all of its storage, and is read by the op in no
-  other way; it is an activation: inputs, outputs and gradients are others' to read, and so are tangents, for
+- what is overwritten lies in memory as the result does, in one layout alone, is all of its storage, and is
+  read by the op in no other way; it is an activation: inputs, outputs and gradients are others' to read, and so are tangents, for
   which autograd may hand the same tensor to several functions;
 - the op draws no numbers and has no effect, and no collective that goes on by itself may still be reading.
 
@@ -125,10 +125,23 @@ def _lies_as(read: Any, result: Any) -> bool:
         isinstance(read, torch.Tensor)
         and isinstance(result, torch.Tensor)
         and _geometry(read) == _geometry(result)
+        and not _may_be_channels_last(result)
         and (read.storage_offset(), read.is_conj(), read.is_neg()) == (0, False, False)
         and (read.dtype, read.device) == (result.dtype, result.device)
         and read.untyped_storage().nbytes() == result.untyped_storage().nbytes() == read.nbytes
     )
+
+
+def _may_be_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in two layouts at once, as one of a single pixel does.
+
+    By the strides of its dimensions of one element, which a new tensor may have otherwise than one that is
+    overwritten, kernels choose between the two, and round differently.
+    """
+    if tensor.dim() not in (4, 5) or 1 not in tensor.shape:
+        return False
+    plain = tensor.is_contiguous() and tensor.shape[1] > 1 and tensor.shape[2:].numel() > 1
+    return not plain
 
 
 def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
