@@ -10,8 +10,8 @@ the very one that it reads: then the op takes no bytes of its own. Which ops may
 - the form that writes in place is a kernel of the device. Some are not: torch generates `out=` for every
   operator, and what it generates computes a new tensor and copies it;
 - what is overwritten lies in memory as the result does, in one layout alone, is all of its storage, and is
-  read by the op in no other way; it is an activation: inputs, outputs and gradients are others' to read, and so are tangents, for
-  which autograd may hand the same tensor to several functions;
+  read by the op in no other way; it is an activation: inputs, outputs and gradients are others' to read, and
+  so are tangents, for which autograd may hand the same tensor to several functions;
 - the op draws no numbers and has no effect, and no collective that goes on by itself may still be reading.
 
 Not here: ops that cast (their result is of another size), and dropout's backward, of which torch has no such
