@@ -32,7 +32,8 @@ from commit import commit
 from lowtide.capture import op_classes
 from lowtide.fusion import fused_graph, traffic, work
 from lowtide.solve.quick import quick, smallest
-from lowtide.solve.search import native, search, seeds
+from lowtide.solve.search import build, search, seeds
+from lowtide.solve.search.effort import Effort
 from synthetic import random_step, scaled
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -71,22 +72,22 @@ def patched(module: Any, name: str, value: Any) -> Iterator[None]:
 def defined(name: str, value: str) -> Iterator[None]:
     """The compiled search with another value of one of its constants."""
     with tempfile.TemporaryDirectory() as folder:
-        for path in native.SOURCES.iterdir():
+        for path in build.SOURCES.iterdir():
             text = path.read_text()
             Path(folder, path.name).write_text(
                 re.sub(rf"(?m)^#define {name} \S+", f"#define {name} {value}", text)
             )
-        with patched(native, "SOURCES", Path(folder)):
-            native.library.cache_clear()
+        with patched(build, "SOURCES", Path(folder)):
+            build.library.cache_clear()
             yield
-    native.library.cache_clear()
+    build.library.cache_clear()
 
 
 @contextmanager
 def effort(factor: float) -> Iterator[None]:
     before = search.effort_for
 
-    def other(ops: int, native: bool) -> search.Effort:
+    def other(ops: int, native: bool) -> Effort:
         found = before(ops, native)
         return replace(found, edits=int(found.edits * factor))
 
