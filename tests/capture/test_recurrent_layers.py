@@ -43,6 +43,7 @@ def made(kind, options, dtype=torch.float32):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "options"), KINDS.values(), ids=KINDS)
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 def test_layers_train_under_the_smallest_cap(kind, options):
