@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, TextIO
 
 from ..files.plain_text import plain
 from ..plans.planned_step import Plan
+from ..process_wide import here
 from ..units import format_bytes
 from .progress import waiting
 
@@ -102,21 +102,20 @@ def say_once(text: str) -> None:
     log.info(text)
 
 
-_here = threading.local()
+class _Here(threading.local):
+    silent = False
 
 
-@contextmanager
-def silence() -> Iterator[None]:
+_here = _Here()
+
+
+def silence() -> AbstractContextManager[Any]:
     """Say nothing in this thread of plans that nobody asked for."""
-    outer, _here.silent = _is_silent(), True
-    try:
-        yield
-    finally:
-        _here.silent = outer
+    return here(_here, silent=True)
 
 
 def _is_silent() -> bool:
-    return getattr(_here, "silent", False)
+    return _here.silent
 
 
 def _is_said(record: logging.LogRecord) -> bool:
