@@ -12,7 +12,7 @@ import lowtide
 from lowtide import _torch
 
 ROOT = Path(lowtide.__file__).parent
-FILES = [path for path in sorted(ROOT.rglob("*.py")) if path != ROOT / "_torch.py"]
+FILES = [path for path in sorted(ROOT.rglob("*.py")) if path.parent != ROOT / "_torch"]
 
 
 def test_names_exist():
@@ -20,7 +20,7 @@ def test_names_exist():
         place, versions = _torch.NAMES[name]
         pytest.fail(
             f"torch {torch.__version__} has no {place}, seen in torch {versions}: find what took its place, "
-            "and correct lowtide/_torch.py"
+            "and correct lowtide/_torch/names.py"
         )
 
 
@@ -182,7 +182,7 @@ def test_attribute_exists(name):
         pytest.skip(f"of torch {versions} alone")
     assert hasattr(INSTANCES[owner](), attribute), (
         f"torch {torch.__version__} has no {attribute} at {owner}, seen in torch {versions}: find what took "
-        "its place, and correct lowtide/_torch.py"
+        "its place, and correct lowtide/_torch/names.py"
     )
 
 

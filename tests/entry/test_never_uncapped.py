@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lowtide
-from lowtide._torch import attributes
 from lowtide.entry import whole_steps as whole
 from lowtide.pipeline.compiled_calls import captured
+from lowtide.process_wide import attributes
 from small_models import EXECUTORS, WithLoss, gradients, mlp, plain_gradients, same
 
 pytestmark = pytest.mark.slow
@@ -216,7 +216,7 @@ def test_refusals_are_not_suppressed(x, allow_breaks):
 
 @pytest.mark.parametrize("allow_breaks", [False, True])
 def test_step_that_is_captured_again_too_often_is_refused(monkeypatch, x, allow_breaks):
-    monkeypatch.setattr("lowtide._torch.RECAPTURES", 2)
+    monkeypatch.setattr("lowtide._torch.settings.RECAPTURES", 2)
 
     class Scaled(WithLoss):
         scale = 1.5

@@ -13,6 +13,7 @@ from torch import nn
 
 import lowtide
 from lowtide import _torch
+from lowtide._torch.kernels import replaced_in_traces
 from lowtide.capture.joint_graph import capturing
 from lowtide.pipeline import way_down
 
@@ -37,7 +38,7 @@ def settings():
     for tracer in tracers:
         tracers += tracer.__subclasses__()
         found[tracer] = list(map(id, tracer.dispatch_table))
-    kernels = [len(op.py_kernels) for op in _torch._replaced_in_traces()]
+    kernels = [len(op.py_kernels) for op in replaced_in_traces()]
     others = (gc.isenabled(), _torch.stance(), logging.getLogger("lowtide").level)
     return {**found, "kernels": kernels, "texts": torch.fx.GraphModule.print_readable, "others": others}
 

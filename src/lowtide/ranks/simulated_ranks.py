@@ -15,9 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .._torch import attributes, in_process_group, private, private_of
+from .._torch import in_process_group, private, private_of
 from ..devices.optimizers import each_optimizer, levels
 from ..errors import LowtideError
+from ..process_wide import attributes
 
 __all__ = ["one_of_ranks"]
 

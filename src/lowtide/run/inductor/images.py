@@ -11,10 +11,11 @@ import torch
 from torch import fx
 from torch.backends import mkldnn
 
-from ..._torch import attributes, private
+from ..._torch import private
 from ...capture.op_classes import fusing, type_of
 from ...capture.realize import image_in_memory, in_memory
 from ...devices.table import Device
+from ...process_wide import attributes
 
 __all__ = ["hand_over_channels_last", "prefers_channels_last"]
 

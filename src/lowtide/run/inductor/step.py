@@ -18,13 +18,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..._torch import attributes, generated_code, private, realized_where_asked
+from ..._torch import generated_code, private, realized_where_asked
 from ...capture.joint_graph import aot_settings
 from ...console.log import log
 from ...errors import BudgetTooSmall
 from ...planner.follow import plan_too_large
 from ...planner.too_small import too_small
 from ...plans.planned_step import Plan
+from ...process_wide import attributes
 from ...stages import Asked, Lowered, Runner
 from ...units import format_bytes, parse_budget
 from ..backward import CompiledBackward

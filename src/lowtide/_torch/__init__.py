@@ -1,0 +1,79 @@
+"""Every private name and attribute of torch that Lowtide leans on, with the versions it was seen in.
+
+In: nothing.
+Out: what other rooms ask of torch's insides; `names.py` has the table.
+Imports: nothing but `process_wide`.
+"""
+
+from __future__ import annotations
+
+from .autograd import autocast_knows, boxed, count_global_hooks, frees_tangents, in_backward, place_of
+from .compiling import compiled, stance, usual_stance
+from .front_end import branches_answered, calls_looked_at
+from .inductor import generated_code, generated_modules, realized_where_asked, scheduler_pass
+from .kernels import eager_kernels
+from .names import ATTRIBUTES, NAMES, missing_names, private, private_of, set_private
+from .optimizers import (
+    changes_gradients,
+    is_optimizer_hook,
+    steps_as_its_class,
+    unhooked,
+    without_optimizer_hooks,
+)
+from .settings import (
+    capture_settings,
+    first_run_unwatched,
+    in_process_group,
+    keeping_draws,
+    settings_kept,
+    without_graph_texts,
+)
+from .tensors import holders, inner_tensors, is_made_of_others, is_view, storage_key
+from .traces import met_in_capture, outside_dynamo, present_trace, traced_input, traced_value, writes_traced
+
+__all__ = [
+    "ATTRIBUTES",
+    "NAMES",
+    "autocast_knows",
+    "boxed",
+    "branches_answered",
+    "calls_looked_at",
+    "capture_settings",
+    "changes_gradients",
+    "compiled",
+    "count_global_hooks",
+    "eager_kernels",
+    "first_run_unwatched",
+    "frees_tangents",
+    "generated_code",
+    "generated_modules",
+    "holders",
+    "in_backward",
+    "in_process_group",
+    "inner_tensors",
+    "is_made_of_others",
+    "is_optimizer_hook",
+    "is_view",
+    "keeping_draws",
+    "met_in_capture",
+    "missing_names",
+    "outside_dynamo",
+    "place_of",
+    "present_trace",
+    "private",
+    "private_of",
+    "realized_where_asked",
+    "scheduler_pass",
+    "set_private",
+    "settings_kept",
+    "stance",
+    "steps_as_its_class",
+    "storage_key",
+    "traced_input",
+    "traced_value",
+    "unhooked",
+    "usual_stance",
+    "without_graph_texts",
+    "without_optimizer_hooks",
+    "writes_traced",
+]
