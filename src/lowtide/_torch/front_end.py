@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..process_wide import Change, here
+from .gradients_inside import let_leaves_be_inside, let_no_backward_be_inside
 from .names import private
 
 Answer = Callable[[str, Any], bool | None]
@@ -37,6 +38,11 @@ class _Looks(threading.local):
 _looks = _Looks()
 
 
+def _captures() -> bool:
+    """Whether this thread captures a step whose branches are answered."""
+    return _looks.answer is not None
+
+
 class branches_answered(Change):  # noqa: N801  # reads as a verb where it is used
     """Let a function say which way a branch on a tensor goes where torch.compile, which cannot look, stops.
 
@@ -50,6 +56,8 @@ class branches_answered(Change):  # noqa: N801  # reads as a verb where it is us
     def make(self) -> None:
         """Put other tables in the place of the front end's; a class may have that of the one above it."""
         _let_answer()
+        let_leaves_be_inside(_captures)
+        let_no_backward_be_inside(_captures)
         self.undone_by(functools.partial(setattr, _looks, "answer", _looks.answer))
         _looks.answer = self.answer
         for tracer, table in _tables(self.answer):

@@ -85,6 +85,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "saving_hooks": ("torch._C:_autograd._top_saved_tensors_default_hooks", "2.11-2.13"),
     "AnyTracer": ("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "2.11-2.13"),
     "TracedTensor": ("torch._dynamo.variables:TensorVariable", "2.11-2.13"),
+    "TracedGraph": ("torch._dynamo.output_graph:OutputGraph", "2.11-2.13"),
     "TracedConstant": ("torch._dynamo.variables:ConstantVariable", "2.11-2.13"),
     "fake_kernels": ("torch._subclasses.fake_impls:op_implementations_dict", "2.13"),
     "grouped_product_result": ("torch._meta_registrations:_create_grouped_mm_output_tensor", "2.13"),

@@ -33,7 +33,7 @@ def capture_settings(*, recurrent: bool = False) -> AbstractContextManager[None]
     missed; a step that reads changing Python values may be captured more than a few times; what it writes to
     a log, or warns of, is left out. Numbers that it draws with NumPy are NumPy's: torch would draw them from
     its own generator. The buckets of DistributedDataParallel do not split the graph; where torch would give
-    up and run plainly, it raises.
+    up and run plainly, it raises. Gradients that the step itself asks for (`torch.autograd.grad`) are traced.
     It looks into `nn.LSTM` and its kin where they are `recurrent` layers that can be captured as they run.
     Not by `config.patch`, which leaves a context variable behind for good.
     """
@@ -49,6 +49,7 @@ def capture_settings(*, recurrent: bool = False) -> AbstractContextManager[None]
         **({"optimize_ddp": False} if in_process_group() else {}),
         use_numpy_random_stream=True,
         allow_rnn=recurrent,
+        **({"trace_autograd_ops": True} if hasattr(config, "trace_autograd_ops") else {}),  # seen in 2.13
         ignore_logging_functions=config.ignore_logging_functions or _log_functions(),
     )
 

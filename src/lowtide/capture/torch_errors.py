@@ -143,6 +143,16 @@ def _reason(error: Any) -> str:
         return "random numbers of NumPy; draw them with torch, or pass them to the step"
     if "convert args/kwargs to proxy" in said and "Generator" in str(error):
         return "a random generator as an argument; draw from torch's default one, or pass the numbers"
+    if "Tensor.backward()" in said:
+        return (
+            "a backward inside of the step: return the loss, and call backward on it outside; gradients that "
+            "the step itself needs come from torch.autograd.grad"
+        )
+    if "Unsupported Tensor.requires_grad_()" in said:
+        return (
+            "requires_grad_() on an input of the step, which changes the caller's tensor; "
+            "x = x.detach().requires_grad_() makes one of the step's own"
+        )
     if "requires_grad_()" in said:
         return (
             "requires_grad_() on a tensor that the step makes, as in the hooks that gradient checkpointing "

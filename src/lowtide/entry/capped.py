@@ -42,7 +42,7 @@ from ..torch_state.dispatch_modes import without_foreign_modes
 from ..torch_state.garbage import uncollected
 from ..units import format_bytes, parse_budget
 from .entries import Entry, backend_for, graphs_of_this_call, key_of, present_graphs
-from .first_call import install, may_install
+from .first_call import BackwardInside, install, may_install
 from .in_backward import refuse_unless_it_can_step
 from .kept_plans import KeptPlans
 from .problem_type import settle_problem_type
@@ -180,8 +180,11 @@ class Capped:
         if in_process_group() and _distributed(modules) and not all_failed(attempt):
             raise error
         if may_install(modules, (args, kwargs)):
-            with capturing:
-                installed = install(lambda: self.function(*args, **kwargs), modules, (args, kwargs))
+            try:
+                with capturing:
+                    installed = install(lambda: self.function(*args, **kwargs), modules, (args, kwargs))
+            except BackwardInside:
+                raise error from error.__cause__
             if installed is not None:
                 return installed
             error.add_note(

@@ -4,8 +4,8 @@ torch cannot capture some of that. So where a capture fails, the step is run pla
 It is run twice, each time from the same tensors and random state: what the second run leaves alone is what
 the first one installed, and stays; what both change (a counter, BatchNorm's statistics) is put back, and the
 captured step will do it. Where the two give other results, the first call is not like later ones, and no
-capture of a later call may stand for it. Nothing is saved for a backward in these runs, and parameters
-are copied only where the step writes to them.
+capture of a later call may stand for it. Nothing is saved for a backward in these runs, so a step that asks for
+gradients itself cannot be run so, and parameters are copied only where the step writes to them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ from .._torch import inner_tensors, private
 from ..measuring.module_state import Attributes, Tensors, bytes_of, host_copy, is_tensor
 from ..torch_state.dispatch_modes import without_foreign_modes
 
-__all__ = ["install", "may_install"]
+__all__ = ["BackwardInside", "install", "may_install"]
 
 _leaves = private("tree_leaves")
+
+
+class BackwardInside(Exception):  # noqa: N818  # not an error of the step
+    """Raised where a step computes gradients itself, in a run that keeps nothing for them."""
 
 
 def may_install(modules: list[torch.nn.Module], inputs: Any) -> bool:
@@ -42,7 +46,7 @@ def install(call: Callable[[], Any], modules: list[torch.nn.Module], inputs: Any
     """Let the first call of a step install what it does; gives that in words, or None.
 
     None where the first call does not do what the next ones do: the step is as it was then.
-    What the step itself raises is raised.
+    What the step itself raises is raised, and BackwardInside of a step that cannot be run so.
     """
     before = Attributes(modules)
     state = Tensors(modules, [*before.tensors(), *(t for t in _leaves(inputs) if is_tensor(t))])
@@ -77,7 +81,7 @@ def _run(
 
 def _saving_nothing() -> Any:
     def unpack(_: Any) -> Any:
-        raise RuntimeError("this run of the step keeps nothing for a backward")
+        raise BackwardInside
 
     return torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, unpack)
 
