@@ -267,8 +267,14 @@ class FrozenStart(torch.nn.Sequential):
 
 
 @pytest.mark.slow
-def test_hooks_that_let_activations_require_gradients_are_named():
-    model = lowtide.cap(FrozenStart(), "1MiB")
+def test_hooks_that_let_activations_require_gradients_cost_nothing():
+    found = lowtide.verify(FrozenStart(), torch.ones(2, 4), budget="min")
+    assert found, str(found)
+    assert found.predicted == found.measured
+
+
+def test_hooks_that_let_what_is_returned_require_gradients_are_named():
+    model = lowtide.cap(FrozenStart()[0], "1MiB")
     with pytest.raises(lowtide.GraphBreak, match=r"requires_grad_\(\) on a tensor.*disable_input_require"):
         model(torch.ones(2, 4))
 

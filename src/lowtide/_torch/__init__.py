@@ -21,6 +21,7 @@ from .optimizers import (
     without_optimizer_hooks,
 )
 from .settings import (
+    attention_as_plain,
     capture_settings,
     first_run_unwatched,
     in_process_group,
@@ -34,6 +35,7 @@ from .traces import met_in_capture, outside_dynamo, present_trace, traced_input,
 __all__ = [
     "ATTRIBUTES",
     "NAMES",
+    "attention_as_plain",
     "autocast_knows",
     "boxed",
     "branches_answered",

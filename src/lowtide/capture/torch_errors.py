@@ -11,6 +11,7 @@ from .._torch import met_in_capture, private
 from ..console.user_frames import own_lines, place, with_lines
 from ..errors import CaptureError, GraphBreak, LowtideError
 from ..plans.planned_step import Plan
+from .nested_encoders import NESTED
 
 __all__ = ["CAPPED_INSIDE", "OnlyPlanned", "clear_errors", "users_error"]
 
@@ -46,7 +47,7 @@ def clear_errors() -> Iterator[None]:
         _refuse_for_memory(error)
         found = GraphBreak(_describe_break(error))
         signs = any(sign in str(error) for sign in _SIGNS_OF_USERS_ERRORS)
-        found.for_good = _without_fake(error) is not None
+        found.for_good = _without_fake(error) is not None or NESTED in str(error)
         found.may_be_users = signs and not found.for_good
         raise found from error
     except Exception as error:
@@ -128,6 +129,8 @@ def _describe_break(error: Any) -> str:
 def _reason(error: Any) -> str:
     """Why torch stopped, where its first line is advice for its own developers, in words."""
     said = _first_line(error)
+    if NESTED in str(error):
+        return NESTED
     if "data-dependent" in said and "batchnorm.py" in str(error):
         return "BatchNorm with momentum=None counts its batches outside of the graph; give it a momentum"
     if "backwards hooks" in said:

@@ -4,8 +4,8 @@ torch cannot capture some of that. So where a capture fails, the step is run pla
 It is run twice, each time from the same tensors and random state: what the second run leaves alone is what
 the first one installed, and stays; what both change (a counter, BatchNorm's statistics) is put back, and the
 captured step will do it. Where the two give other results, the first call is not like later ones, and no
-capture of a later call may stand for it. Nothing is saved for a backward in these runs, so a step that asks for
-gradients itself cannot be run so, and parameters are copied only where the step writes to them.
+capture of a later call may stand for it. Nothing is saved for a backward in these runs, so a step that asks
+for gradients itself cannot be run so; parameters are copied only where the step writes to them.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Both decide what to recompute, and a checkpointed layer inside of a captured step is one that the plan may not
 touch. Reentrant checkpointing needs an input that requires gradients; for that, transformers and PEFT hang
-hooks on the embeddings, whose `requires_grad_()` torch cannot capture where the embeddings are frozen.
+hooks on the embeddings that call `requires_grad_()`, which nothing else needs.
 """
 
 from __future__ import annotations

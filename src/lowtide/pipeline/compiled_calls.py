@@ -14,9 +14,17 @@ from typing import Any
 
 import torch
 
-from .._torch import capture_settings, compiled, count_global_hooks, private, settings_kept
+from .._torch import (
+    attention_as_plain,
+    capture_settings,
+    compiled,
+    count_global_hooks,
+    private,
+    settings_kept,
+)
 from ..capture.awaited import synchronises
 from ..capture.branches import answering_branches
+from ..capture.nested_encoders import encoders_as_plain
 from ..process_wide import nothing_left
 from ..torch_state.autocast_state import present_state
 
@@ -40,7 +48,14 @@ def captured(
 
 @contextmanager
 def _around_a_capture(recurrent: bool) -> Iterator[None]:
-    with settings_kept(), nothing_left(), capture_settings(recurrent=recurrent), answering_branches():
+    with (
+        settings_kept(),
+        nothing_left(),
+        capture_settings(recurrent=recurrent),
+        answering_branches(),
+        attention_as_plain(),
+        encoders_as_plain(),
+    ):
         yield
 
 
