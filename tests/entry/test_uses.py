@@ -8,6 +8,7 @@ import re
 import sys
 import time
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -413,7 +414,7 @@ def test_planning_gives_a_sign_of_life_on_a_terminal(capfd):
 
     def signs(call):
         call()
-        return re.search(r"lowtide: planning this step \.\.\. \d+ s", capfd.readouterr().err)
+        return re.search(r"lowtide: capturing this step \.\.\. \d+ s", capfd.readouterr().err)
 
     assert signs(lambda: lowtide.plan(model, torch.ones(2, 4)))
     lowtide.cap(model, "1MiB")
@@ -430,7 +431,7 @@ def test_only_one_line_is_drawn_at_a_time(capfd):
     said = capfd.readouterr().err
     assert "outer" in said
     assert "inner" not in said
-    assert "planning" not in said
+    assert "capturing" not in said
 
 
 def test_the_number_that_a_loss_outside_of_the_model_is_counts():
@@ -468,3 +469,33 @@ def test_a_capped_model_and_its_optimizer_are_let_go():
     held = trained()
     gc.collect()
     assert [ref() for ref in held] == [None, None, None]
+
+
+def test_what_plans_of_several_shapes_note_is_said_once(caplog_lowtide):
+    capped = lowtide.cap(nn.Linear(4, 4), "100%").__lowtide__
+    for number in ("1.50 MiB, +4.5%", "820 KiB, -12%"):
+        capped.say(f"just below a cliff: {number} more", whatever_numbers=True)
+        capped.say(f"of its own: {number}")
+    first, own = "just below a cliff", "of its own"
+    assert [line.split(":")[0] for line in caplog_lowtide] == [first, own, own]
+
+
+@pytest.mark.usefixtures("drawn_at_once")
+def test_a_terminal_is_told_what_is_under_way_and_the_line_goes(monkeypatch):
+    labels = []
+    monkeypatch.setattr(say, "waiting", lambda label, **_: nullcontext(labels.append(label) or labels.append))
+    lowtide.cap(model := nn.Linear(4, 4), "1MiB")
+    model(torch.ones(2, 4))
+    doing = [label.removeprefix("lowtide: ") for label in labels]
+    assert doing[:3] == ["capturing this step", "pricing this step", "planning this step"]
+    assert doing[3:] == ["running this step for the first time"]
+    model(torch.ones(2, 4))
+    say.under_way("nothing, after it")
+    assert len(labels) == 4
+
+
+def test_without_a_terminal_no_line_is_drawn(capfd, monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    lowtide.cap(model := nn.Linear(4, 4), "1MiB")
+    model(torch.ones(2, 4))
+    assert "\r" not in capfd.readouterr().err

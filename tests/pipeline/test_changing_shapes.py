@@ -19,8 +19,8 @@ from lowtide.planner import other_shapes
 )
 def test_every_size_has_the_bits_of_no_cap_and_the_bytes_that_were_foretold(name, sizes, monkeypatch):
     searched = []
-    rungs_at = other_shapes.rungs_at
-    monkeypatch.setattr(other_shapes, "rungs_at", lambda *asked: searched.append(1) or rungs_at(*asked))
+    ladder_at = other_shapes.ladder_at
+    monkeypatch.setattr(other_shapes, "ladder_at", lambda *asked: searched.append(1) or ladder_at(*asked))
     for found in compared(CASES[name], list(sizes)):
         assert found.same_bits
         assert found.measured == found.predicted <= found.budget

@@ -18,6 +18,7 @@ from lowtide.cli.main import main
 from lowtide.devices import memory as asking
 from lowtide.devices.memory import DeviceMemory, memory_by_name, memory_of
 from lowtide.devices.table import find_device
+from lowtide.errors import FormatError
 from lowtide.options import Options, limit
 from lowtide.planner.budgets import resolve
 from lowtide.planner.compare import compare
@@ -383,6 +384,18 @@ def test_a_budget_just_below_a_cliff_says_what_a_little_more_would_save(budget: 
     assert plan.extra > better.extra + 0.03
     assert plan_graph(graph, "90%").notes == plan_graph(graph, "knee").notes == ()
     assert plan_graph(graph, "min", method="chain").notes == ()
+
+
+def test_the_smallest_peak_is_a_budget_by_that_name() -> None:
+    graph = transformer(1)
+    least, whole = plan_graph(graph, "min"), plan_graph(graph, None)
+    assert (least.budget_in_words, whole.budget_in_words) == ("min", "none")
+    assert "budget         min" in str(least)
+    assert Plan.from_json(least.to_json()) == least
+    for budget, smallest in ((None, 1), (5, True)):
+        data = {**least.to_dict(), "budget": budget, "smallest": smallest}
+        with pytest.raises(FormatError, match="smallest"):
+            Plan.from_dict(data)
 
 
 def test_the_command_line_says_where_the_knee_is(

@@ -231,7 +231,7 @@ def rounds(monkeypatch, more):
     class Attempt:
         stopped, result = True, None
 
-        def __init__(self, wanted, _):
+        def __init__(self, wanted, *_):
             self.wanted = wanted
             self.stage = mock.Mock(runner=lambda run, plan: Runner(run, plan, None))
             self.first_step = mock.Mock()
@@ -257,8 +257,13 @@ def test_a_step_far_over_its_budget_does_not_get_the_smallest_plan_at_once(monke
 
 
 @pytest.mark.usefixtures("idle_kernels")
-def test_a_step_over_its_budget_is_planned_again_before_its_backward_is_compiled(over, caplog_lowtide):
-    more, loaded = over
+def test_a_step_over_its_budget_is_planned_again_before_its_backward_is_compiled(
+    over, caplog_lowtide, monkeypatch
+):
+    from lowtide.run.inductor import step as inductor
+
+    (more, loaded), told = over, []
+    monkeypatch.setattr(inductor, "under_way", told.append)
     model, (x,) = Blocks(layers=1), (torch.rand(256, 32),)
     uncapped = lowtide.plan(model, x, executor="inductor")
     budget = uncapped.peak + 2**16
@@ -268,6 +273,8 @@ def test_a_step_over_its_budget_is_planned_again_before_its_backward_is_compiled
     assert [message for message in caplog_lowtide if "more than its budget: planning again" in message]
     assert lowtide.plan_of(model).peak <= budget - 2**16
     assert len(loaded) == 3, "the first forward, and both graphs of the second attempt"
+    halves = ("forward", "backward")
+    assert told == [f"compiling the {half}, round {number}" for number in (1, 2) for half in halves]
 
 
 @pytest.mark.usefixtures("idle_kernels")

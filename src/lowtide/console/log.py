@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any, TextIO
 
@@ -20,7 +21,7 @@ from ..process_wide import here
 from ..units import format_bytes
 from .progress import waiting
 
-__all__ = ["log", "planning", "say_once", "say_plan", "silence"]
+__all__ = ["log", "planning", "say_once", "say_plan", "silence", "under_way"]
 
 log = logging.getLogger("lowtide")
 
@@ -73,16 +74,32 @@ if log.level == logging.NOTSET:  # what a user has set stays: this is loaded at 
     log.setLevel(logging.INFO)
 
 
-def planning() -> AbstractContextManager[Any]:
-    """A sign of life on a terminal while a step is captured and planned, gone when that is done."""
+@contextmanager
+def planning() -> Iterator[None]:
+    """A sign of life on a terminal while a step is captured and planned, gone when that is done.
+
+    It says what is under way: whoever begins something else tells `under_way`.
+    """
     if _is_silent() or not log.isEnabledFor(logging.INFO):
-        return nullcontext()
-    return waiting("lowtide: planning this step", stream=sys.stderr)
+        yield
+        return
+    with waiting(_line("capturing this step"), stream=sys.stderr) as say, here(_here, say=say):
+        yield
+
+
+def under_way(what: str) -> None:
+    """Say what is done now for a step, on the line of `planning` where this thread has one."""
+    if _here.say is not None:
+        _here.say(_line(what))
+
+
+def _line(what: str) -> str:
+    return f"lowtide: {what}"
 
 
 def say_plan(plan: Plan) -> None:
     """One line about a new plan."""
-    budget = "none" if plan.budget is None else format_bytes(plan.budget)
+    budget = plan.budget_in_words
     if plan.method == "keep_all" and not plan.split:
         log.info("nothing to do: the uncapped peak %s fits the budget %s", format_bytes(plan.peak), budget)
         return
@@ -104,6 +121,7 @@ def say_once(text: str) -> None:
 
 class _Here(threading.local):
     silent = False
+    say: Callable[[str], None] | None = None
 
 
 _here = _Here()

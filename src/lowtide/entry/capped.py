@@ -6,6 +6,7 @@ Calls in eval mode or without gradients run plainly.
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -368,16 +369,22 @@ class Capped:
         for plan in (part.plan for part in parts if part.plan is not None):
             say_plan(plan)
             for note in plan.notes:
-                self.say(note)
+                self.say(note, whatever_numbers=True)
 
     def let_go(self) -> None:
         """Called when the model is capped no more."""
 
-    def say(self, message: str) -> None:
-        """Once per capped model."""
-        if message not in self.said:
-            self.said.add(message)
+    def say(self, message: str, *, whatever_numbers: bool = False) -> None:
+        """Once per capped model; plans of other shapes may say the same with numbers of their own."""
+        known = _without_numbers(message) if whatever_numbers else message
+        if known not in self.said:
+            self.said.add(known)
             log.warning(message)
+
+
+def _without_numbers(message: str) -> str:
+    """A message as it is whatever the numbers in it, and the units that these are rounded to."""
+    return re.sub(r"[+-]?\d[\d.,]*(%| [KMGT]?i?B\b)?", "#", message)
 
 
 def _distributed(modules: list[torch.nn.Module]) -> bool:

@@ -253,7 +253,6 @@ class CappedUnits(Capped):
         yield from self.sharded.other_parameters()
 
     def say_split(self, split: Split) -> None:
-        budget = "none" if split.plan.budget is None else format_bytes(split.plan.budget)
         units = len(self.steps)
         log.info(
             "planned over %d units of fully_shard: peak %s of %s uncapped on this device, budget %s, "
@@ -261,7 +260,7 @@ class CappedUnits(Capped):
             units,
             format_bytes(split.peak),
             format_bytes(split.uncapped),
-            budget,
+            split.plan.budget_in_words,
             100 * split.extra,
         )
 

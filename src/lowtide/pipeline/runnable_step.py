@@ -15,6 +15,7 @@ from ..capture.conditions import Conditions, cut_conditions
 from ..capture.rewrites.autocast import mark_regions
 from ..capture.rewrites.random_draws import lay_out_calls
 from ..capture.step_inputs import StepInputs
+from ..console.log import under_way
 from ..console.stage_seconds import timed
 from ..devices.optimizers import state_bytes
 from ..errors import CaptureError
@@ -108,6 +109,8 @@ class RunnableStep:
         departures = Departures(self.runner.groups) if self.runner.groups else None
         given = args if departures is None else departures.inputs(args)
         told = nullcontext() if self.ran else timed("first forward")
+        if not self.ran:
+            under_way("running this step for the first time")
         foretold = None if self.ran or self.conditions is None else self.conditions.state_after()
         try:
             with told, first_run_unwatched() if self.runner.casts_inside else nullcontext():

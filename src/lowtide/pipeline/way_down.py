@@ -21,6 +21,7 @@ from ..capture.rewrites.collectives import is_collective
 from ..capture.torch_errors import OnlyPlanned
 from ..capture.trace import Manner, Trace, device_of, make_trace
 from ..capture.untouched import with_tangents_that_come, without_untouched
+from ..console.log import under_way
 from ..console.stage_seconds import timed
 from ..devices.baseline import State, fixed_bands, states
 from ..devices.memory import DeviceMemory, memory_of
@@ -155,6 +156,7 @@ def recaptured(asked: Asked, captured: Captured, trace: Trace) -> Captured:
 @timed("prices")
 def price_step(captured: Captured) -> Priced:
     """The graph of what runs, fused where the step is compiled, with prices and with bands beside it."""
+    under_way("pricing this step")
     asked, device = captured.asked, captured.trace.device
     lifted = fuse(captured.trace, captured.lifted) if asked.compiled else captured.lifted
     lifted = price(
@@ -217,6 +219,7 @@ def _by_optimizer(counted: list[State]) -> dict[object, int]:
 @timed("search")
 def plan_step(priced: Priced) -> Planned:
     """The plan under the budget, or the one that was handed in; with collectives, the same on all ranks."""
+    under_way("planning this step")
     device = memory_of(priced.lifted.graph, priced.captured.asked.target)
     agreed = agree(priced, device)
     if agreed is None:

@@ -22,7 +22,7 @@ from ..plans.keep_all import keep_all
 from ..plans.patience import OutOfTime
 from ..plans.schedule import Schedule
 from ..plans.simulator import simulate
-from ..solve.auto import fitting, remembers, rungs_at
+from ..solve.auto import ladder_at, remembers
 from ..solve.search.carry import Orders, carry
 from ..solve.search.coarse import in_units
 from ..solve.search.ladder import Rung
@@ -72,9 +72,9 @@ class OtherShapes:
         carried = None if budget <= 0 or remembers(graph) else self.carried(graph, budget)
         if carried is not None and self.will_do(graph, carried):
             return _schedule(graph, carried)
-        rungs = rungs_at(graph, budget)
-        self.remember(graph, tuple(rung.order for rung in rungs))
-        found = fitting(rungs, budget)
+        ladder = ladder_at(graph, budget)
+        self.remember(graph, tuple(rung.order for rung in ladder))
+        found = ladder.best_or_smallest(budget)
         if carried is not None and (found.peak > budget or carried.seconds < found.seconds):
             found = carried
         return _schedule(graph, found)

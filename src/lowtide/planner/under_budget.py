@@ -92,7 +92,7 @@ def _under_budget(
     size = resolve(asked, vanilla.peak if whole is None else whole, device)
     if size is None:
         made = with_allocator_overhead(make_plan(graph, solve(graph, 0), method=method, notes=notes), blocks)
-        return _with_cliff(made, graph, whole_step)
+        return _with_cliff(replace(made, smallest=True), graph, whole_step)
     notes = (*notes, *_note_on_device(asked, min(size, vanilla.peak), device))
     limit = size - headroom
     if vanilla.peak <= limit:

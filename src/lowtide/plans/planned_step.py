@@ -28,6 +28,7 @@ FORMAT_VERSION = 1
 FIELDS = (
     "method",
     "budget",
+    "smallest",
     "bound",
     "compiled",
     "reserved",
@@ -45,10 +46,11 @@ FIELDS = (
 class Plan:
     """What a capped step will do.
 
-    `budget` is in bytes (None: no cap was asked for), `method` the solver that made the schedule, `bound`
-    a proven lower bound on the step's seconds under this budget, or None where none is known; `notes` say
-    what the user should know about how far the promise goes. `compiled` is the peak that the buffers of the
-    compiled step come to, where it was compiled: the simulator knows what fuses only as far as `fuse` does.
+    `budget` is in bytes (None: no bytes were asked for), `smallest` says that the smallest peak was, by a
+    budget of "min"; `method` is the solver that made the schedule, `bound` a proven lower bound on the step's
+    seconds under this budget, or None where none is known; `notes` say what the user should know about how
+    far the promise goes. `compiled` is the peak that the buffers of the compiled step come to, where it was
+    compiled: the simulator knows what fuses only as far as `fuse` does.
     `reserved` is what a loop over the step makes CUDA's caching allocator reserve, by a replay of its rules:
     said beside the promise, which is `peak`. It is None on devices without such an allocator and where the
     step is compiled.
@@ -76,11 +78,19 @@ class Plan:
     trimmed: tuple[str, ...] = ()
     split: tuple[tuple[str, int], ...] = ()
     reserved: int | None = None
+    smallest: bool = False
 
     @property
     def peak(self) -> int:
         """The predicted peak of the whole step in bytes, as the device's allocator would report it."""
         return self.timeline.peak if self.compiled is None else self.compiled
+
+    @property
+    def budget_in_words(self) -> str:
+        """The budget as people read it."""
+        if self.budget is not None:
+            return format_bytes(self.budget)
+        return "min" if self.smallest else "none"
 
     @property
     def seconds(self) -> float:
@@ -132,11 +142,10 @@ class Plan:
         return keep_all(self.graph)
 
     def __str__(self) -> str:
-        budget = "none" if self.budget is None else format_bytes(self.budget)
         lines = [
             f"Plan by {self.method} for {self.graph.device}, {len(self.graph.ops)} ops",
             f"  uncapped peak  {format_bytes(self.uncapped.peak)}",
-            f"  budget         {budget}",
+            f"  budget         {self.budget_in_words}",
             f"  predicted peak {format_bytes(self.peak)} ({self.peak / max(self.uncapped.peak, 1):.1%})",
             *(
                 []
@@ -181,6 +190,7 @@ class Plan:
             "version": FORMAT_VERSION,
             "method": self.method,
             "budget": self.budget,
+            **({"smallest": True} if self.smallest else {}),
             "bound": self.bound,
             **({} if self.compiled is None else {"compiled": self.compiled}),
             **({} if self.reserved is None else {"reserved": self.reserved}),
@@ -215,6 +225,7 @@ class Plan:
             timeline=timeline,
             method=json_format.read_text(data, "method", "unknown"),
             budget=_count(data, "budget"),
+            smallest=_smallest(data),
             bound=_bound(data, timeline),
             notes=json_format.read_texts(data, "notes"),
             compiled=_compiled(data, graph),
@@ -264,6 +275,16 @@ def make_plan(
 
 def _count(data: Any, field: str) -> int | None:
     return None if data.get(field) is None else json_format.read_count(data, field)
+
+
+def _smallest(data: Any) -> bool:
+    """Whether the smallest peak was asked for, which is no number of bytes."""
+    found = data.get("smallest", False)
+    if not isinstance(found, bool) or (found and data.get("budget") is not None):
+        raise FormatError(
+            f'field "smallest": expected true beside no budget, or false, found {json_format.say(found)}'
+        )
+    return found
 
 
 def _bound(data: Any, timeline: Timeline) -> float | None:

@@ -36,7 +36,7 @@ def _figures(plan: Plan, measured: Measured) -> list[tuple[str, str, str]]:
     again = format_seconds(plan.timeline.again)
     figures = [
         ("Uncapped peak", format_bytes(plan.uncapped.peak), f"{once} a step"),
-        ("Budget", "none" if plan.budget is None else format_bytes(plan.budget), _fit(plan)),
+        ("Budget", plan.budget_in_words, _fit(plan)),
         ("Predicted peak", format_bytes(plan.peak), f"{share:.1%} of uncapped"),
         ("Extra time", f"+{plan.extra:.1%}", f"{again} of recomputation"),
     ]

@@ -37,10 +37,9 @@ def sparkline(sizes: Sequence[int], *, top: int, width: int = WIDTH) -> str:
 
 def _figures(plan: Plan) -> list[str]:
     once = format_seconds(plan.seconds - plan.timeline.again)
-    budget = "none" if plan.budget is None else format_bytes(plan.budget)
     rows = [
         ("uncapped peak", format_bytes(plan.uncapped.peak), ""),
-        ("budget", budget, ""),
+        ("budget", plan.budget_in_words, ""),
         (
             "predicted peak",
             format_bytes(plan.peak),

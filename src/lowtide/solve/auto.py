@@ -17,7 +17,7 @@ larger budget has it when it is asked for the next time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from ..plans.graph import Graph
@@ -27,11 +27,11 @@ from ..plans.schedule import Schedule
 from ..plans.simulator import simulate
 from .knee import Point, knee
 from .search.coarse import in_bytes, in_units
-from .search.ladder import Rung
+from .search.ladder import Ladder, Rung
 from .search.search import Search, by_either
 from .search.tape import Facts
 
-__all__ = ["auto", "fitting", "frontier_schedules", "knee_rung", "remembers", "rungs", "rungs_at"]
+__all__ = ["auto", "frontier_schedules", "knee_rung", "ladder_at", "remembers", "rungs"]
 
 Found = TypeVar("Found")
 
@@ -41,7 +41,7 @@ def auto(graph: Graph, budget: int) -> Schedule:
     plain = keep_all(graph)
     if simulate(graph, plain).peak <= budget:
         return plain
-    return _schedules(graph, [fitting(rungs_at(graph, budget), budget)])[0]
+    return _schedules(graph, [ladder_at(graph, budget).best_or_smallest(budget)])[0]
 
 
 def frontier_schedules(graph: Graph, progress: Callable[[float], None] | None = None) -> list[Schedule]:
@@ -55,8 +55,8 @@ def frontier_schedules(graph: Graph, progress: Callable[[float], None] | None = 
     return _schedules(graph, _searched(searched, found, progress))
 
 
-def rungs_at(graph: Graph, budget: int) -> list[Rung]:
-    """The plans of a graph by rising peaks, after descents to a budget."""
+def ladder_at(graph: Graph, budget: int) -> Ladder:
+    """The plans of a graph, after descents to a budget."""
     searched, unit = in_units(graph)
 
     def found(search: Search) -> tuple[list[Rung], float]:
@@ -66,12 +66,7 @@ def rungs_at(graph: Graph, budget: int) -> list[Rung]:
     rungs, cut = _searched(searched, found)
     if cut and 0 < budget < rungs[0].peak * unit:
         raise out_of_time()
-    return [in_bytes(rung, unit) for rung in rungs]
-
-
-def fitting(rungs: Sequence[Rung], budget: int) -> Rung:
-    """The fastest of some plans by rising peaks that fits, or the smallest one."""
-    return next((rung for rung in reversed(rungs) if rung.peak <= budget), rungs[0])
+    return Ladder(in_bytes(rung, unit) for rung in rungs)
 
 
 def remembers(graph: Graph) -> bool:

@@ -20,7 +20,7 @@ from torch import fx
 
 from ..._torch import generated_code, private, realized_where_asked
 from ...capture.joint_graph import aot_settings
-from ...console.log import log
+from ...console.log import log, under_way
 from ...errors import BudgetTooSmall
 from ...planner.follow import plan_too_large
 from ...planner.too_small import too_small
@@ -58,7 +58,7 @@ def compiled_runner(asked: Asked, module: fx.GraphModule, inputs: Sequence[Any],
     missed: Plan | None = None
     last = False
     for turn in itertools.count(1):
-        attempt = _Attempt(asked, lower)
+        attempt = _Attempt(asked, lower, turn)
         try:
             run = attempt.compile(copy.deepcopy(module), inputs)
         except BudgetTooSmall as error:
@@ -190,9 +190,10 @@ class _Attempt:
     No kernel of that backward has been compiled then. `result` is the plan with that peak.
     """
 
-    def __init__(self, asked: Asked, lower: Lower) -> None:
+    def __init__(self, asked: Asked, lower: Lower, turn: int = 1) -> None:
         self.asked = asked
         self.lower = lower
+        self.turn = turn
         self.stage: Lowered | None = None
         self.name = repr(asked.options.budget)
         self.texts: dict[bool, str] = {}
@@ -231,6 +232,7 @@ class _Attempt:
     def compile_graph(self, module: fx.GraphModule, inputs: Any, **facts: Any) -> Any:
         """Compile one of the two graphs, and look at its text before its kernels are compiled."""
         backward = bool(facts.get("is_backward"))
+        under_way(f"compiling the {'backward' if backward else 'forward'}, round {self.turn}")
         if facts.get("is_inference"):
             self.asked.refuse_inference()
 

@@ -8,7 +8,7 @@ never gets a slower plan. Rungs are sorted by peak; adding one takes O(rungs).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,9 +29,10 @@ class Rung:
 class Ladder:
     """Rungs by rising peak and falling seconds."""
 
-    def __init__(self) -> None:
-        self.rungs: list[Rung] = []
-        self.peaks: list[int] = []
+    def __init__(self, rungs: Iterable[Rung] = ()) -> None:
+        """The rungs that are given are a ladder already."""
+        self.rungs = [*rungs]
+        self.peaks = [rung.peak for rung in self.rungs]
         # The moment at which the search was ended before it was done, where it was.
         self.cut = 0.0
 
@@ -63,3 +64,7 @@ class Ladder:
         """The fastest plan under a budget."""
         index = bisect_right(self.peaks, budget)
         return self.rungs[index - 1] if index else None
+
+    def best_or_smallest(self, budget: int) -> Rung:
+        """The fastest plan under a budget, or the smallest one where none is."""
+        return self.best(budget) or self.rungs[0]

@@ -245,7 +245,7 @@ class Search:
         if not self.is_settled(budget):
             self.asked.add(budget)
             self.in_time(partial(self.descend_to, budget))
-        return self.ladder.best(budget) or self.ladder[0]
+        return self.ladder.best_or_smallest(budget)
 
     def descend_to(self, budget: int) -> None:
         """Put the plans that are found for a budget on the ladder."""
@@ -491,7 +491,7 @@ class Search:
             # All sweeps together stay within MOST_STEPS, however many rungs the ladder has.
             steps = min(STEPS * ops, MOST_STEPS // (len(budgets) * self.effort.sweeps + 1))
             for budget in budgets:
-                start = self.ladder.best(budget) or self.ladder[0]
+                start = self.ladder.best_or_smallest(budget)
                 tape = self.native_tape(start.order)
                 price = PRICES[sweep % len(PRICES)] * once / (max(ops, 1) * (self.top - budget))
                 shifts = SHIFTS[sweep % len(SHIFTS)]
