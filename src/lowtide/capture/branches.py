@@ -79,7 +79,7 @@ def following_branches(*, on: bool = True) -> Iterator[Branches]:
         here(_present, branches=found),
         masks_as_plain(),
         any_grouped_product(),
-        calls_looked_at(lambda node: with_known_size(node, _count)),
+        calls_looked_at(lambda node: with_known_size(node, _told)),
     ):
         yield found
 
@@ -129,17 +129,16 @@ def _drawn(condition: fx.Node) -> bool | None:
     return answer
 
 
-def _count(mask: fx.Node) -> int | None:
-    """How many elements of a mask the batch sets; None where that cannot be told."""
+def _told(asked: fx.Node) -> torch.Tensor | None:
+    """What the batch says of a tensor that a size depends on; None where that cannot be told."""
     branches: Branches | None = getattr(_present, "branches", None)
     if branches is None:
         return None
-    nodes = what_it_reads([mask])
+    nodes = what_it_reads([asked])
     inputs = [traced_input(node) for node in nodes if node.op == "placeholder"]
     if not _comes_of_inputs(nodes) or any(_has_no_data(item) for item in inputs):
         return None
-    told = _asked(mask, inputs)
-    return None if told is None else int(told.count_nonzero())
+    return _asked(asked, inputs)
 
 
 def _is_of_inputs(condition: fx.Node, nodes: list[fx.Node]) -> bool:

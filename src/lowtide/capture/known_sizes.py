@@ -5,6 +5,8 @@ mask comes from the batch alone, as in graph nets or with padded labels, the bat
 with branches (`branches`): the call is captured with that size, and that the mask has so many is a condition,
 asked again before each call. A batch with another number is another step, with a plan of its own.
 
+The table of the CTC loss is as large as the longest label says, which is asked in the same way (`ctc`).
+
 The elements are found by `nonzero_static`, which has the same order as the mask, and read by their places:
 results and gradients are those of the mask, bit for bit.
 """
@@ -20,11 +22,12 @@ from torch import fx
 
 from .._torch import traced_value
 from .conditions import mark
+from .ctc import ctc_loss
 
-__all__ = ["Count", "with_known_size"]
+__all__ = ["Ask", "with_known_size"]
 
-Count = Callable[[fx.Node], int | None]
-"""How many elements of a tensor of the trace are not zero, as the batch says; None where it does not."""
+Ask = Callable[[fx.Node], torch.Tensor | None]
+"""What the batch says of a tensor of the trace; None where it does not."""
 
 
 def places(mask: torch.Tensor, size: int) -> torch.Tensor:
@@ -48,21 +51,49 @@ def selected(x: torch.Tensor, mask: torch.Tensor, size: int) -> torch.Tensor:
     return where_true(wide, everywhere, size * (everywhere.numel() // max(mask.numel(), 1)))
 
 
-def with_known_size(node: fx.Node, count: Count) -> None:
-    """Give a call whose result is as large as a mask says the number of the batch, where that is known."""
+def with_known_size(node: fx.Node, ask: Ask) -> None:
+    """Give a call whose result is as large as the batch says the number of the batch, where that is known."""
+    if node.target is torch.nn.functional.ctc_loss:
+        _with_longest_label(node, ask)
+        return
     found = _call(node)
     if found is None:
         return
     function, args, kwargs = found
-    size = count(args[-1])
-    if size is None:
-        return
-    graph = node.graph
+    size = _number(node, torch.count_nonzero, args[-1], ask)
+    if size is not None:
+        node.op, node.target, node.args, node.kwargs = "call_function", function, (*args, size), kwargs
+
+
+def _number(
+    node: fx.Node, reduce: Callable[[torch.Tensor], torch.Tensor], of: fx.Node, ask: Ask
+) -> int | None:
+    """A number of the batch that a call depends on, which is a condition from here on."""
+    told = ask(of)
+    if told is None:
+        return None
+    size, graph = int(reduce(told)), node.graph
     with graph.inserting_before(node):
-        number = graph.call_function(torch.count_nonzero, (args[-1],))
+        number = graph.call_function(reduce, (of,))
         condition = graph.call_function(operator.eq, (number, size))
         graph.call_function(mark, (condition, True))
-    node.op, node.target, node.args, node.kwargs = "call_function", function, (*args, size), kwargs
+    return size
+
+
+def _with_longest_label(node: fx.Node, ask: Ask) -> None:
+    """Let the CTC loss know the longest label, on the host."""
+    lengths: Any = node.args[3] if len(node.args) > 3 else node.kwargs["target_lengths"]
+    log_probs: Any = node.args[0] if node.args else node.kwargs["log_probs"]
+    if traced_value(log_probs).device.type != "cpu":
+        return
+    longest = _number(node, torch.max, lengths, ask) if isinstance(lengths, fx.Node) else _longest(lengths)
+    if longest is not None:
+        node.target, node.kwargs = ctc_loss, {**node.kwargs, "longest": longest}
+
+
+def _longest(lengths: Any) -> int | None:
+    whole = isinstance(lengths, list | tuple) and all(isinstance(length, int) for length in lengths)
+    return max(lengths) if whole and lengths else None
 
 
 _Call = tuple[Callable[..., Any], tuple[fx.Node, ...], dict[str, Any]]
