@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide import _torch
+from lowtide.entry.in_place import capped_of
 
 WIDTH = 8
 
@@ -54,6 +56,19 @@ def test_the_kernels_are_those_of_plain_pytorch(make, at_the_end):
     found = lowtide.verify(Features(make()).train(), *batch(at_the_end=at_the_end), budget="min")
     assert found, str(found)
     assert found.predicted == found.measured
+
+
+def test_torchs_tables_are_as_they_were_and_no_call_is_captured_again():
+    model = nn.Sequential(
+        nn.MultiheadAttention(WIDTH, 2, batch_first=True), encoder(enable_nested_tensor=False)
+    )
+    steps = [lowtide.cap(Features(part).train(), "1MiB", prices="roofline") for part in model]
+    for step in steps * 3:
+        step(*batch()).backward()
+    for step in steps:
+        (entry,) = capped_of(step).entries.values()
+        assert len(entry.parts) == 1
+    assert _torch.private("tracing_states")()[nn.modules.activation._is_make_fx_tracing] is True
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -21,7 +21,6 @@ from .optimizers import (
     without_optimizer_hooks,
 )
 from .settings import (
-    attention_as_plain,
     capture_settings,
     first_run_unwatched,
     in_process_group,
@@ -30,12 +29,12 @@ from .settings import (
     without_graph_texts,
 )
 from .tensors import holders, inner_tensors, is_made_of_others, is_view, storage_key
+from .trace_rules import rules_as_plain
 from .traces import met_in_capture, outside_dynamo, present_trace, traced_input, traced_value, writes_traced
 
 __all__ = [
     "ATTRIBUTES",
     "NAMES",
-    "attention_as_plain",
     "autocast_knows",
     "boxed",
     "branches_answered",
@@ -65,6 +64,7 @@ __all__ = [
     "private",
     "private_of",
     "realized_where_asked",
+    "rules_as_plain",
     "scheduler_pass",
     "set_private",
     "settings_kept",

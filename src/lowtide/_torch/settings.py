@@ -54,19 +54,6 @@ def capture_settings(*, recurrent: bool = False) -> AbstractContextManager[None]
     )
 
 
-def attention_as_plain() -> AbstractContextManager[None]:
-    """Let `nn.MultiheadAttention` in eval mode take the kernel of plain PyTorch where it is traced, too.
-
-    It asks whether it is traced by make_fx, and torch.compile's front end says yes
-    (`torch.nn.modules.activation._is_make_fx_tracing`, seen in 2.11-2.13).
-    """
-    return attributes(torch.nn.modules.activation, _is_make_fx_tracing=_untraced)
-
-
-def _untraced() -> bool:
-    return False
-
-
 @contextmanager
 def settings_kept() -> Iterator[None]:
     """Put back torch's settings where an interrupt keeps torch from doing so (seen in 2.11-2.13)."""

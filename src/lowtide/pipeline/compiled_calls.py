@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from .._torch import (
-    attention_as_plain,
     capture_settings,
     compiled,
     count_global_hooks,
     private,
+    rules_as_plain,
     settings_kept,
 )
 from ..capture.awaited import synchronises
@@ -53,7 +53,7 @@ def _around_a_capture(recurrent: bool) -> Iterator[None]:
         nothing_left(),
         capture_settings(recurrent=recurrent),
         answering_branches(),
-        attention_as_plain(),
+        rules_as_plain(),
         encoders_as_plain(),
     ):
         yield
