@@ -28,6 +28,7 @@ from .settings import (
     settings_kept,
     without_graph_texts,
 )
+from .sizes import SYMBOLIC, expression, hint, marked_sizes, sizes_marked, specialised_at, with_numbers
 from .tensors import holders, inner_tensors, is_made_of_others, is_view, storage_key
 from .trace_rules import rules_as_plain
 from .traces import met_in_capture, outside_dynamo, present_trace, traced_input, traced_value, writes_traced
@@ -35,6 +36,7 @@ from .traces import met_in_capture, outside_dynamo, present_trace, traced_input,
 __all__ = [
     "ATTRIBUTES",
     "NAMES",
+    "SYMBOLIC",
     "autocast_knows",
     "boxed",
     "branches_answered",
@@ -44,10 +46,12 @@ __all__ = [
     "compiled",
     "count_global_hooks",
     "eager_kernels",
+    "expression",
     "first_run_unwatched",
     "frees_tangents",
     "generated_code",
     "generated_modules",
+    "hint",
     "holders",
     "in_backward",
     "in_process_group",
@@ -56,6 +60,7 @@ __all__ = [
     "is_optimizer_hook",
     "is_view",
     "keeping_draws",
+    "marked_sizes",
     "met_in_capture",
     "missing_names",
     "outside_dynamo",
@@ -68,6 +73,8 @@ __all__ = [
     "scheduler_pass",
     "set_private",
     "settings_kept",
+    "sizes_marked",
+    "specialised_at",
     "stance",
     "steps_as_its_class",
     "storage_key",
@@ -75,6 +82,7 @@ __all__ = [
     "traced_value",
     "unhooked",
     "usual_stance",
+    "with_numbers",
     "without_graph_texts",
     "without_optimizer_hooks",
     "writes_traced",

@@ -29,11 +29,12 @@ RECAPTURES = 64
 def capture_settings(*, recurrent: bool = False) -> AbstractContextManager[None]:
     """How torch.compile's front end looks at a step that it captures (names seen in 2.11-2.13).
 
-    Sizes are numbers: no symbols stand for them. Hooks on modules are watched, so that one added later is not
-    missed; a step that reads changing Python values may be captured more than a few times; what it writes to
-    a log, or warns of, is left out. Numbers that it draws with NumPy are NumPy's: torch would draw them from
-    its own generator. The buckets of DistributedDataParallel do not split the graph; where torch would give
-    up and run plainly, it raises. Gradients that the step itself asks for (`torch.autograd.grad`) are traced.
+    Sizes are numbers, and no symbols stand for them but where they are marked so (`sizes_marked`). Hooks on
+    modules are watched, so that one added later is not missed; a step that reads changing Python values may
+    be captured more than a few times; what it writes to a log, or warns of, is left out. Numbers that it
+    draws with NumPy are NumPy's: torch would draw them from its own generator. The buckets of
+    DistributedDataParallel do not split the graph; where torch would give up and run plainly, it raises.
+    Gradients that the step itself asks for (`torch.autograd.grad`) are traced.
     It looks into `nn.LSTM` and its kin where they are `recurrent` layers that can be captured as they run.
     Not by `config.patch`, which leaves a context variable behind for good.
     """
@@ -42,6 +43,8 @@ def capture_settings(*, recurrent: bool = False) -> AbstractContextManager[None]
         config,
         automatic_dynamic_shapes=False,
         assume_static_by_default=True,
+        specialize_int=True,
+        specialize_float=True,
         skip_nnmodule_hook_guards=False,
         recompile_limit=RECAPTURES,
         fail_on_recompile_limit_hit=True,

@@ -25,8 +25,10 @@ import torch
 from torch import fx
 
 from .._torch import (
+    SYMBOLIC,
     branches_answered,
     calls_looked_at,
+    hint,
     private,
     private_of,
     storage_key,
@@ -102,7 +104,7 @@ def _answer(module: str, condition: fx.Node) -> bool | None:
     nodes = what_it_reads([condition])
     if not _is_of_inputs(condition, nodes):
         return False if makes_masks(module) else None
-    inputs = [traced_input(node) for node in nodes if node.op == "placeholder"]
+    inputs = _inputs(nodes)
     if any(_has_no_data(item) for item in inputs):
         branches.unpadded |= makes_masks(module)
         return True if makes_masks(module) else None
@@ -135,10 +137,16 @@ def _told(asked: fx.Node) -> torch.Tensor | None:
     if branches is None:
         return None
     nodes = what_it_reads([asked])
-    inputs = [traced_input(node) for node in nodes if node.op == "placeholder"]
+    inputs = _inputs(nodes)
     if not _comes_of_inputs(nodes) or any(_has_no_data(item) for item in inputs):
         return None
     return _asked(asked, inputs)
+
+
+def _inputs(nodes: list[fx.Node]) -> list[Any]:
+    """What the inputs among some nodes are in the call that is traced; for a size its number."""
+    found = [traced_input(node) for node in nodes if node.op == "placeholder"]
+    return [hint(item) if isinstance(item, SYMBOLIC) else item for item in found]
 
 
 def _is_of_inputs(condition: fx.Node, nodes: list[fx.Node]) -> bool:
@@ -160,8 +168,10 @@ def _comes_of_inputs(nodes: list[fx.Node]) -> bool:
 
 
 def _is_input(node: fx.Node) -> bool:
-    """Whether a placeholder is a plain tensor that is not trained, nor part of what is."""
+    """Whether a placeholder is a size, or a plain tensor that is not trained, nor part of what is."""
     item = traced_input(node)
+    if isinstance(item, SYMBOLIC):
+        return hint(item) is not None
     plain = type(item) in (torch.Tensor, private("FakeTensor"))
     return plain and not item.requires_grad and not isinstance(item, torch.nn.Parameter)
 
@@ -170,8 +180,14 @@ def _is_whole(node: fx.Node) -> bool:
     """Whether a node calls something that returns whole numbers or flags, or computes nothing."""
     values = private("tree_leaves")(traced_value(node))
     exact = node.target in EXACT
-    tensors = all(isinstance(v, torch.Tensor) and (exact or v.dtype in WHOLE) for v in values)
-    return node.op in ("call_function", "call_method") and bool(values) and tensors
+    calls = node.op in ("call_function", "call_method")
+    return calls and bool(values) and all(_is_exact(value, exact) for value in values)
+
+
+def _is_exact(value: Any, exact: bool) -> bool:
+    if isinstance(value, torch.Tensor):
+        return exact or value.dtype in WHOLE
+    return isinstance(value, int | torch.SymInt | torch.SymBool)
 
 
 def _changed(node: fx.Node) -> bool:
@@ -195,7 +211,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _has_no_data(item: Any) -> bool:
-    return isinstance(item, private("FakeTensor")) or item.is_meta
+    return isinstance(item, private("FakeTensor")) or (isinstance(item, torch.Tensor) and item.is_meta)
 
 
 def _asked(node: fx.Node, inputs: list[Any]) -> torch.Tensor | None:

@@ -23,6 +23,7 @@ from ..errors import CaptureError, GraphBreak
 from ..torch_state.random_state import look_at_state, put_state
 from .compared_draws import is_drawn_on_host
 from .redraws import Redraw, redraws_of
+from .sizes_by_symbols import is_size, read_for, written_size
 
 __all__ = ["Conditions", "OtherData", "cut_conditions", "mark", "question", "what_it_reads"]
 
@@ -119,7 +120,7 @@ def question(conditions: Iterable[fx.Node]) -> tuple[fx.GraphModule, list[fx.Nod
     Before a number that is drawn all others are drawn that the step draws before it.
     """
     asked = list(conditions)
-    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph, copies = fx.Graph(), dict[fx.Node, Any]()
     read = what_it_reads(asked)
     redraws = _draws_before(asked)
     if redraws is None:
@@ -128,6 +129,8 @@ def question(conditions: Iterable[fx.Node]) -> tuple[fx.GraphModule, list[fx.Nod
     for node in (*inputs, *_in_order({*read, *redraws} - {*inputs})):
         if node in redraws:
             copies[node] = _call(graph, redraws[node])
+        elif is_size(node):
+            copies[node] = written_size(graph, node, copies.__getitem__)
         else:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             copies[node].meta = {}  # torch's own has what it captured, and would keep it alive
@@ -179,7 +182,7 @@ def what_it_reads(conditions: Iterable[fx.Node]) -> list[fx.Node]:
         node = waiting.pop()
         if node not in found:
             found.add(node)
-            waiting += node.all_input_nodes
+            waiting += read_for(node)
     return [node for node in graph.nodes if node in found]
 
 

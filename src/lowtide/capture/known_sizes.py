@@ -24,7 +24,7 @@ from .._torch import traced_value
 from .conditions import mark
 from .ctc import ctc_loss
 
-__all__ = ["Ask", "with_known_size"]
+__all__ = ["Ask", "has_known_sizes", "with_known_size"]
 
 Ask = Callable[[fx.Node], torch.Tensor | None]
 """What the batch says of a tensor of the trace; None where it does not."""
@@ -49,6 +49,13 @@ def selected(x: torch.Tensor, mask: torch.Tensor, size: int) -> torch.Tensor:
     """`torch.masked_select(x, mask)`: each element of a smaller mask stands for several."""
     wide, everywhere = torch.broadcast_tensors(x, mask)
     return where_true(wide, everywhere, size * (everywhere.numel() // max(mask.numel(), 1)))
+
+
+def has_known_sizes(graph: fx.Graph) -> bool:
+    """Whether a graph has calls with a size that a batch was asked for."""
+    return any(
+        node.target in (places, places_by_dimension, where_true, selected, ctc_loss) for node in graph.nodes
+    )
 
 
 def with_known_size(node: fx.Node, ask: Ask) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ import torch
 from .._torch import (
     in_process_group,
     is_made_of_others,
+    marked_sizes,
     outside_dynamo,
     private,
+    sizes_marked,
     usual_stance,
 )
 from ..capture.branches import following_branches
@@ -31,7 +34,7 @@ from ..console.stage_seconds import timed
 from ..errors import BudgetTooSmall, CaptureError, LowtideError, PlanMismatch
 from ..measuring.trial import Trial, modules_of
 from ..options import Options, limit, relative_to
-from ..pipeline.compiled_calls import captured
+from ..pipeline.compiled_calls import captured, tensors_of_call
 from ..pipeline.in_flight import Caller, held_beside, some_plan, too_many
 from ..pipeline.optimizer_steps import stepped_since_call
 from ..pipeline.runnable_step import RunnableStep
@@ -42,7 +45,8 @@ from ..sketching.marker import leaving_marks
 from ..torch_state.dispatch_modes import without_foreign_modes
 from ..torch_state.garbage import uncollected
 from ..units import format_bytes, parse_budget
-from .entries import Entry, backend_for, graphs_of_this_call, key_of, present_graphs
+from .any_size import AnySize, Kin, Shared
+from .entries import Entry, backend_for, backend_of_kin, graphs_of_this_call, key_of, present_graphs
 from .first_call import BackwardInside, install, may_install
 from .in_backward import refuse_unless_it_can_step
 from .kept_plans import KeptPlans
@@ -70,7 +74,8 @@ class Capped:
         self.options = options
         self.module = module
         self.plan: Plan | None = None
-        self.entries: KeptPlans[Entry] = KeptPlans(options.max_plans, self.say)
+        self.entries: KeptPlans[Entry] = KeptPlans(options.max_plans, self.say, counts=_is_planned)
+        self.any_size = AnySize(self.name, options.max_plans)
         self.lock = lock()
         self.said: set[str] = set()
         self.caller = Caller(self.name)
@@ -125,6 +130,9 @@ class Capped:
         except CaptureError as error:
             if any(part.plan for part in entry.parts):
                 raise
+            if entry.shared is not None:
+                entry.shared.kin.refuse(str(error))
+                return self.call_of(answers, args, kwargs)
             installed = self.install(error, entry.attempt, args, kwargs)
         result = self.run(self.entry(args, kwargs, answers), args, kwargs)
         self.say(f"captured at the second try: the first call of {self.name} {installed}")
@@ -140,8 +148,9 @@ class Capped:
         try:
             with (
                 nothing_left(),
-                graphs_of_this_call(),
+                graphs_of_this_call(entry),
                 self.one_at_a_time(entry),
+                self.marked(entry, args, kwargs),
                 nullcontext() if entry.parts else planning(),
                 nullcontext() if entry.parts else uncollected(),
                 nullcontext() if entry.parts else timed("torch.compile's front end"),
@@ -152,6 +161,10 @@ class Capped:
                 following_branches(on=entry.branches),
             ):
                 result = entry.call(*args, **kwargs)  # type: ignore[misc]
+        except OtherData:
+            if entry.shared is None:
+                self.forget_failed(entry)
+            raise
         except BaseException as error:
             self.forget_failed(entry)
             if not entry.parts:
@@ -164,9 +177,22 @@ class Capped:
         self.granted = max(self.granted, (self.plan and self.plan.budget) or 0)
         if entry.plan is None:
             self.say("torch captured nothing of this step to plan: it ran plainly, without a cap")
+        if not before and entry.shared is not None:
+            with self.lock:
+                self.entries.make_room(entry.key, more=0)
         if len(entry.parts) > before:
             self.say_plans(entry.parts[before:])
         return result
+
+    def marked(
+        self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AbstractContextManager[Any]:
+        """Tell torch's front end which sizes change, where it may capture for all of them; else of none."""
+        tensors = tensors_of_call(args, kwargs)
+        if entry.shared is not None and not entry.parts:
+            return sizes_marked(entry.shared.kin.marks(tensors))
+        marked = [(tensor, set[int]()) for tensor in tensors if marked_sizes(tensor)]
+        return sizes_marked(marked) if marked else nullcontext()
 
     def install(
         self, error: CaptureError, attempt: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -254,13 +280,14 @@ class Capped:
         options: Options | None = None,
     ) -> Entry:
         key = (*key_of(args, kwargs), self.caller.autocast, *answers)
+        new = partial(self.new_entry, args, kwargs, answers)
         with self.lock:
-            entry = self.find(key, options=options)
+            entry = self.find(key, new, options=options)
             if beside := self.must_leave_room(entry):
                 key = (*key, beside)
-                entry = self.find(key, beside=beside, options=options)
+                entry = self.find(key, new, beside=beside, options=options)
             if self.must_count_gradients(entry):
-                entry = self.find((*key, "accumulating"), beside=entry.beside, options=options)
+                entry = self.find((*key, "accumulating"), new, beside=entry.beside, options=options)
             return entry
 
     def entry_of_a_larger(
@@ -281,12 +308,16 @@ class Capped:
         options = replace(self.options, budget=parse_budget(self.granted))
         return self.entry(args, kwargs, answers, options=options)
 
-    def find(self, key: Any, *, beside: int = 0, options: Options | None = None) -> Entry:
+    def find(
+        self, key: Any, new: Callable[..., Entry], *, beside: int = 0, options: Options | None = None
+    ) -> Entry:
         if key not in self.entries:
-            self.entries.make_room(key)
-            self.entries[key] = self.new_entry(beside, options or self.options)
+            entry = new(key, beside, options or self.options)
+            if entry.shared is None:  # else it is not known yet whether the batch will be planned by it
+                self.entries.make_room(key)
+            self.entries[key] = entry
         elif self.must_count_state(self.entries[key]):
-            self.entries[key] = self.new_entry(beside, self.entries[key].options)
+            self.entries[key] = new(key, beside, self.entries[key].options)
         return self.entries.use(key)
 
     def must_leave_room(self, entry: Entry) -> int:
@@ -334,16 +365,35 @@ class Capped:
             )
         return True
 
-    def new_entry(self, beside: int, options: Options) -> Entry:
+    def new_entry(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        answers: Answers,
+        key: Any,
+        beside: int,
+        options: Options,
+    ) -> Entry:
         refuse_lazy(self.modules())
-        entry = Entry(options, self.caller, self.caller.autocast, beside, self.may_branch())
-        entry.call = captured(
+        shared = self.kin(args, kwargs).of(answers, self.captured_for) if self.may_branch() else None
+        entry = Entry(
+            options, self.caller, self.caller.autocast, beside, self.may_branch(), key, shared=shared
+        )
+        entry.call = self.captured_for(entry) if shared is None else shared.call
+        return entry
+
+    def kin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kin:
+        """The calls that are like this one but for their sizes."""
+        return self.any_size.kin_of(args, kwargs, list(map(marked_sizes, tensors_of_call(args, kwargs))))
+
+    def captured_for(self, owner: Entry | Shared) -> Callable[..., Any]:
+        """What torch's front end captures for an entry, or for many."""
+        return captured(
             self.function,
-            backend_for(entry),
+            backend_for(owner) if isinstance(owner, Entry) else backend_of_kin(owner),
             fullgraph=not self.options.allow_breaks,
             recurrent=are_captured(self.modules()),
         )
-        return entry
 
     def may_branch(self) -> bool:
         """Whether branches on data may be taken as each batch says.
@@ -365,6 +415,11 @@ class Capped:
                 for key in [key for key, other in self.entries.items() if other is entry]:
                     del self.entries[key]
 
+    def forget_plans(self) -> None:
+        """Give back all plans, and what was captured for them."""
+        self.entries.clear()
+        self.any_size.kin.clear()
+
     def say_plans(self, parts: list[RunnableStep]) -> None:
         for plan in (part.plan for part in parts if part.plan is not None):
             say_plan(plan)
@@ -385,6 +440,10 @@ class Capped:
 def _without_numbers(message: str) -> str:
     """A message as it is whatever the numbers in it, and the units that these are rounded to."""
     return re.sub(r"[+-]?\d[\d.,]*(%| [KMGT]?i?B\b)?", "#", message)
+
+
+def _is_planned(entry: Entry) -> bool:
+    return bool(entry.parts)
 
 
 def _distributed(modules: list[torch.nn.Module]) -> bool:

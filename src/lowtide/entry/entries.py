@@ -14,6 +14,10 @@ from typing import Any
 
 import torch
 
+from .._torch import private
+from ..capture.fixed_sizes import Fixed
+from ..capture.joint_graph import capturing
+from ..errors import LowtideError
 from ..options import Options
 from ..pipeline.compiled_calls import key_of
 from ..pipeline.in_flight import BAND, Caller, held_beside
@@ -25,13 +29,15 @@ from ..process_wide import here
 from ..stages import Asked
 from ..torch_state.autocast_state import State
 from ..torch_state.dispatch_modes import with_foreign_modes
+from .any_size import OneSizeOnly, OpenStep, Shared
 from .whole_steps import refuse_part, refuse_second_part
 
-__all__ = ["Entry", "backend_for", "graphs_of_this_call", "key_of", "present_graphs"]
+__all__ = ["Entry", "backend_for", "backend_of_kin", "graphs_of_this_call", "key_of", "present_graphs"]
 
 
 class _Present(threading.local):
     graphs: int | None = None
+    entry: Entry | None = None
 
 
 _present = _Present()
@@ -42,9 +48,9 @@ def present_graphs() -> int | None:
     return _present.graphs
 
 
-def graphs_of_this_call() -> here:
-    """Count the graphs that torch hands over for one capped call."""
-    return here(_present, graphs=0)
+def graphs_of_this_call(entry: Entry | None = None) -> here:
+    """Count the graphs that torch hands over for one capped call, which an entry is called for."""
+    return here(_present, graphs=0, entry=entry)
 
 
 @dataclass(eq=False)
@@ -53,7 +59,8 @@ class Entry:
 
     It is traced for a backward in the state `autocast`, and planned beside other calls that hold `beside`
     bytes; `branches` on the batch's data are taken as the batch says. `attempt` is what all ranks call its
-    planning.
+    planning; `key` is what it is found by. `shared` is what was captured for other shapes as well, and
+    `fixed` what was made of that.
     """
 
     options: Options
@@ -61,8 +68,11 @@ class Entry:
     autocast: State = ()
     beside: int = 0
     branches: bool = True
+    key: Any = None
     attempt: str = ""
     call: Callable[..., Any] | None = None
+    shared: Shared | None = None
+    fixed: dict[Any, tuple[Fixed, RunnableStep]] = field(default_factory=dict)
     parts: list[RunnableStep] = field(default_factory=list)
     ran: list[RunnableStep] = field(default_factory=list)
     with_bands: dict[Any, tuple[Plan, Plan]] = field(default_factory=dict)
@@ -140,17 +150,8 @@ def backend_for(entry: Entry) -> Callable[..., Any]:
         owner = weak()
         assert owner is not None
         if not owner.options.allow_breaks:
-            refuse_part(module)
-            if _present.graphs:
-                refuse_second_part()
-        asked = Asked(
-            owner.options,
-            autocast=owner.autocast,
-            beside=owner.beside,
-            attempt=owner.attempt,
-            search=owner.caller.search,
-        )
-        part = runnable(asked, owner.caller, module, inputs)
+            _refuse_parts(module)
+        part = runnable(_asked(owner), owner.caller, module, inputs)
         _present.graphs = (_present.graphs or 0) + 1
         owner.parts.append(part)
         # torch keeps what a backend returns for good, and a part refers to the optimizer and its parameters
@@ -166,3 +167,69 @@ def backend_for(entry: Entry) -> Callable[..., Any]:
         return with_foreign_modes(call)
 
     return backend
+
+
+def backend_of_kin(shared: Shared) -> Callable[..., Any]:
+    """The backend of what is captured for many entries: each call goes to a step of the present one."""
+    weak = weakref.ref(shared)
+
+    def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        owner = weak()
+        assert owner is not None
+        _refuse_parts(module)
+        held = weakref.ref(owner.add(module))
+        _present.graphs = (_present.graphs or 0) + 1
+
+        def call(*args: Any) -> Any:
+            step, entry = held(), _present.entry
+            assert step is not None, "what is called is alive"
+            assert entry is not None
+            return _call_for_sizes(step, entry, args)
+
+        return with_foreign_modes(call)
+
+    return backend
+
+
+def _refuse_parts(module: torch.fx.GraphModule) -> None:
+    refuse_part(module)
+    if _present.graphs:
+        refuse_second_part()
+
+
+def _asked(entry: Entry) -> Asked:
+    return Asked(
+        entry.options,
+        autocast=entry.autocast,
+        beside=entry.beside,
+        attempt=entry.attempt,
+        search=entry.caller.search,
+    )
+
+
+def _call_for_sizes(step: OpenStep, entry: Entry, args: tuple[Any, ...]) -> Any:
+    """One call of a graph that stands for many sizes, by the plan for these."""
+    if step.conditions is not None:
+        step.conditions.must_hold(args)
+    key = (id(step), *(args[place] for place in step.graph.symbols))
+    if key not in entry.fixed:
+        with capturing:
+            entry.fixed[key] = _made_for_sizes(step, entry, args)
+    fixed, part = entry.fixed[key]
+    entry.ran.append(part)
+    return fixed.results(part(*(args[place] for place in fixed.places)))
+
+
+def _made_for_sizes(step: OpenStep, entry: Entry, args: tuple[Any, ...]) -> tuple[Fixed, RunnableStep]:
+    """The step for the sizes of a call; where none can be made, the shape is captured by itself."""
+    fixed = step.fixed(args)
+    inputs = [args[place] for place in fixed.places]
+    try:
+        with private("without_modes")():
+            part = runnable(_asked(entry), entry.caller, fixed.module, inputs, asked_of=step.asked_of(fixed))
+    except (LowtideError, MemoryError):
+        raise
+    except Exception as error:
+        raise OneSizeOnly(f"{type(error).__name__}: {error}") from error
+    entry.parts.append(part)
+    return fixed, part

@@ -16,16 +16,22 @@ Made = TypeVar("Made")
 
 
 class KeptPlans(OrderedDict[Any, Made]):
-    """What was made for each shape, the last used at the end; `say` gets each of two lines once."""
+    """What was made for each shape, the last used at the end; `say` gets each of two lines once.
 
-    def __init__(self, most: int, say: Callable[[str], None]) -> None:
+    Of what `counts` says no to, nothing was planned yet: it takes no room.
+    """
+
+    def __init__(
+        self, most: int, say: Callable[[str], None], counts: Callable[[Made], bool] = lambda made: True
+    ) -> None:
         super().__init__()
         self.asked = self.most = most
         self.say = say
+        self.counts = counts
         self.gone: set[int] = set()
 
-    def make_room(self, key: Any) -> None:
-        """Let the oldest go where there is no room for one more."""
+    def make_room(self, key: Any, *, more: int = 1) -> None:
+        """Let the oldest go where there is no room for one more, or for `more` of them."""
         if hash(key) in self.gone:
             self.gone.discard(hash(key))
             self.most += 1
@@ -33,8 +39,14 @@ class KeptPlans(OrderedDict[Any, Made]):
                 f"shapes come back whose plans were let go: more than max_plans={self.asked} are kept from "
                 "now on, one more for each shape that comes back"
             )
-        while len(self) >= self.most:
-            self.gone.add(hash(self.popitem(last=False)[0]))
+        while sum(map(self.counts, self.values())) + more > self.most:
+            self.let_oldest_go()
+
+    def let_oldest_go(self) -> None:
+        """Let the one go that was not used for longest."""
+        key, made = self.popitem(last=False)
+        if self.counts(made):
+            self.gone.add(hash(key))
             self.say(
                 f"more than {self.asked} shapes were seen: old plans are let go and made again when they "
                 "come back; pad the batches to fewer shapes, or raise max_plans="

@@ -109,7 +109,7 @@ class TrainingStep:
     def note_captures(self, output: Any) -> Any:
         """Count how often the step was captured: a whole step may read what changes from batch to batch."""
         assert self.capped is not None
-        parts = [len(entry.parts) for entry in self.capped.entries.values()]
+        parts = [len(entry.parts) for entry in self.capped.entries.values() if entry.parts]
         new_shape = len(parts) > self.shapes
         again = sum(parts) > self.captured and not new_shape
         self.captured, self.shapes = sum(parts), len(parts)
@@ -168,7 +168,7 @@ class TrainingStep:
         """Take the cap away, with its plans."""
         if self.capped is not None:
             forget(self.capped)
-            self.capped.entries.clear()
+            self.capped.forget_plans()
 
 
 class _WholeStep(Capped):

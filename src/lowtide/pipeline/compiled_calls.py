@@ -28,7 +28,7 @@ from ..capture.nested_encoders import encoders_as_plain
 from ..process_wide import nothing_left
 from ..torch_state.autocast_state import present_state
 
-__all__ = ["captured", "key_of"]
+__all__ = ["captured", "key_but_for_sizes", "key_of", "tensors_of_call"]
 
 
 def captured(
@@ -72,12 +72,40 @@ def _fresh(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def key_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """What a plan depends on besides the model: shapes, dtypes, devices, plain values, autocast and DDP."""
+    return _key(args, kwargs, _sizes)
+
+
+def key_but_for_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The same for all sizes of the tensors."""
+    return _key(args, kwargs, _dimensions)
+
+
+def tensors_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors among the arguments of a call."""
+    return [leaf for leaf in private("tree_leaves")((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+
+
+def _key(args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Callable[[Any], Any]) -> tuple[Any, ...]:
     leaves, spec = private("tree_flatten")((args, kwargs))
     in_ddp = private("active_ddp")() is not None and (True, synchronises())
-    return (present_state(), count_global_hooks(), in_ddp, str(spec), *map(_leaf_key, leaves))
+    return (
+        present_state(),
+        count_global_hooks(),
+        in_ddp,
+        str(spec),
+        *(_leaf_key(leaf, sizes) for leaf in leaves),
+    )
 
 
-def _leaf_key(leaf: Any) -> Any:
+def _leaf_key(leaf: Any, sizes: Callable[[Any], Any]) -> Any:
     if isinstance(leaf, torch.Tensor):
-        return (leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
+        return (sizes(leaf), leaf.dtype, leaf.device, leaf.requires_grad)
     return leaf if isinstance(leaf, int | float | str | bool | None) else type(leaf)
+
+
+def _sizes(tensor: torch.Tensor) -> Any:
+    return tensor.shape, tensor.stride()
+
+
+def _dimensions(tensor: torch.Tensor) -> Any:
+    return tensor.dim()

@@ -37,8 +37,18 @@ from .way_down import lowered
 __all__ = ["RunnableStep", "runnable"]
 
 
-def runnable(asked: Asked, caller: Caller, module: fx.GraphModule, inputs: Sequence[Any]) -> RunnableStep:
-    """What runs a graph of torch's: it takes and gives what the module does."""
+def runnable(
+    asked: Asked,
+    caller: Caller,
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    asked_of: Sequence[int] = (),
+) -> RunnableStep:
+    """What runs a graph of torch's: it takes and gives what the module does.
+
+    `asked_of` are the inputs that are looked at before it is called, besides those that it looks at itself.
+    """
     conditions = cut_conditions(module)
     if conditions is not None and conditions.draw is not None and asked.compiled:
         raise CaptureError(
@@ -51,7 +61,7 @@ def runnable(asked: Asked, caller: Caller, module: fx.GraphModule, inputs: Seque
     optimizers = stepping_optimizers(asked.options)
     if optimizers:
         refuse_ranks()
-    places = conditions.places if conditions else ()
+    places = conditions.places if conditions else asked_of
     asked = replace(
         asked,
         inputs=StepInputs.of(module, inputs, asked_of=places, optimizers=optimizers),

@@ -1,0 +1,80 @@
+"""Sizes that are symbols: where they stand in a capture, which numbers they are, which tensors have them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import torch
+
+from ..process_wide import Change
+from .names import private
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""What stands for a number of which only an expression of the sizes is known."""
+
+
+def expression(number: Any) -> Any:
+    """The expression of the sizes that a symbolic number is (`node.expr`, seen in 2.11-2.13)."""
+    return number.node.expr
+
+
+def hint(number: Any) -> Any:
+    """What a symbolic number is in the call that is traced, None where that is not known.
+
+    By `node.hint`, seen in 2.11-2.13.
+    """
+    return number.node.hint
+
+
+def with_numbers(number: Any, known: dict[Any, int]) -> Any:
+    """A symbolic number where numbers stand for its symbols; None where one of them is not known."""
+    sympy = importlib.import_module("sympy")  # torch has it loaded where there are symbols
+    found = expression(number).xreplace({symbol: sympy.Integer(value) for symbol, value in known.items()})
+    if found.free_symbols:
+        return None
+    kinds = ((torch.SymInt, int), (torch.SymFloat, float), (torch.SymBool, bool))
+    return next(kind(found) for symbolic, kind in kinds if isinstance(number, symbolic))
+
+
+def specialised_at() -> str:
+    """Which line made a number of a size in the present trace (`ShapeEnv.guards`, seen in 2.11-2.13)."""
+    environment = private("TracingContext").get().fake_mode.shape_env
+    lines = [str(guard.sloc) for guard in environment.guards if guard.expr.is_Equality]
+    return f"a size is a number in {lines[0]}" if lines else "torch takes its sizes for numbers"
+
+
+_SIZE_MARKS = tuple(f"_dynamo_{kind}_indices" for kind in ("dynamic", "weak_dynamic", "unbacked"))
+"""Where `mark_dynamic`, `maybe_mark_dynamic` and `mark_unbacked` leave what they are told, on the tensor."""
+
+
+def marked_sizes(tensor: Any) -> set[int]:
+    """The dimensions of a tensor that are marked as changing (names seen in 2.11-2.13)."""
+    return {dimension for name in _SIZE_MARKS for dimension in vars(tensor).get(name, ())}
+
+
+class sizes_marked(Change):  # noqa: N801  # reads as a phrase where it is used
+    """Let some dimensions of tensors be symbols where they are captured, and all others numbers.
+
+    The marks of others go meanwhile: at each call the front end holds the marks that it finds against those
+    that it captured with, and would capture anew.
+    """
+
+    def __init__(self, marks: list[tuple[torch.Tensor, set[int]]]) -> None:
+        super().__init__()
+        self.marks = marks
+
+    def make(self) -> None:
+        """Put these marks in the place of those that are there."""
+        for tensor, dimensions in self.marks:
+            held = vars(tensor)
+            before = {name: held[name] for name in _SIZE_MARKS if name in held}
+            self.undone_by(functools.partial(_put_marks, held, before))
+            _put_marks(held, {_SIZE_MARKS[1]: dimensions} if dimensions else {})
+
+
+def _put_marks(held: dict[str, Any], marks: dict[str, Any]) -> None:
+    for name in _SIZE_MARKS:
+        held.pop(name, None)
+    held.update(marks)
