@@ -32,7 +32,7 @@ from commit import commit
 from lowtide.capture import op_classes
 from lowtide.fusion import fused_graph, traffic, work
 from lowtide.solve.quick import quick, smallest
-from lowtide.solve.search import build, search, seeds
+from lowtide.solve.search import build, ruin, search, seeds
 from lowtide.solve.search.effort import Effort
 from synthetic import random_step, scaled
 
@@ -155,7 +155,8 @@ def of_search() -> Iterator[tuple[str, Any]]:
     }.items():
         for other in others:
             yield f"search.{name} = {other}", patched(search, name, other)
-    yield from numbers(search, "STEPS", "CALL", "MOST_EDITS", "MOST_LONG", "MOST_STEPS", "MOST_BUDGETS")
+    yield from numbers(search, "STEPS", "MOST_EDITS", "MOST_LONG", "MOST_STEPS", "MOST_BUDGETS")
+    yield from numbers(ruin, "CALL", "SHARE", "LARGER", "NEIGHBOURS")
     yield from numbers(seeds, "MOST_SEQUENCES")
     for value in ["4", "16"]:
         yield f"descent.c EDITS = {value}", defined("EDITS", value)

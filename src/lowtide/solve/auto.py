@@ -8,7 +8,7 @@ found, and `ladder`). It was searched for at percents of the peak, and a budget 
 descents go to that very budget, and what they find stays on the ladder as a rung. `auto` returns the fastest
 rung that fits. So what a budget of 0 reaches fits every budget above it, no plan is slower than one that was
 found before for a smaller budget, and the whole frontier costs no more than one plan. The searches of the
-last few graphs are remembered: another budget takes a hundredth of the time of the first.
+last few graphs are remembered: another budget takes less than a tenth of the time of the first.
 
 Limits: a local search. `bound.lower_bound` proves how far from the optimum it can be at most. The descents
 to a smaller budget may come to a plan that those to a larger one have missed, seldom and by little; the

@@ -68,3 +68,7 @@ class Ladder:
     def best_or_smallest(self, budget: int) -> Rung:
         """The fastest plan under a budget, or the smallest one where none is."""
         return self.best(budget) or self.rungs[0]
+
+    def above(self, budget: int) -> list[Rung]:
+        """The plans that are larger than a budget, the smallest first."""
+        return self.rungs[bisect_right(self.peaks, budget) :]

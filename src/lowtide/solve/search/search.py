@@ -11,9 +11,7 @@ Method, in this order:
 2. *Plant* the plans of other methods (see `seeds`), and *graft*: descend to each target from the plans right
    above it.
 3. *Bisect*: between the last target reached and the first one missed, look for the smallest peak.
-4. *Improve* (ruin and recreate, Schrimpf et al. 2000; large neighbourhood search, Shaw 1998): take some
-   repeated runs of a plan away at random, within a random part of the step, and descend anew with some noise
-   in the scores; keep what is better. As long as the effort allows.
+4. *Improve*: ruin plans at random and mend them (see `ruin`), as long as the effort allows.
 5. *Up*: fill the space between the targets by taking repeated runs away as the budget grows.
 6. *Settle*, on graphs of up to some sixty ops: at each rung look through all orders (see `any_order`), as
    far as the effort goes, for a faster one, and below the last rung for one that fits at all.
@@ -25,8 +23,8 @@ Method, in this order:
 Nothing of that depends on a budget, on the clock or on a random seed of the process: the effort is counted in
 edits of the tape, and the noise is a hash. So the same graph gets the same ladder.
 
-8. *At* a budget that is asked for, a few more descents go to that very budget, since no budget of bytes is
-   one of the targets. What they find joins the ladder.
+9. *At* a budget that is asked for, a few more descents go to that very budget, since no budget of bytes is
+   one of the targets, and its plan is improved as those at the targets were. What is found joins the ladder.
 
 Complexity: about `Effort.edits` edits for graphs of up to some thousand ops, above that about ten descents.
 
@@ -40,8 +38,6 @@ from collections.abc import Callable, Collection, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
-from itertools import cycle
-from random import Random
 from time import time
 from typing import TypeVar
 
@@ -57,6 +53,7 @@ from .greedy import PlainTape
 from .ladder import Ladder, Rung
 from .native import NativeTape, NoMemory, judge, library
 from .reorder import first_orders
+from .ruin import improve, improve_at
 from .seeds import ask_at_budget, seed_orders
 from .settle import settle, settle_smallest
 from .tape import Facts
@@ -82,10 +79,6 @@ order is short.)"""
 FINER = (0.7, 0.4, 0.2, 0.1, 0.03)
 """Targets between the floor and the last round one, as shares of that way. Chosen: with none or two of them
 one plan in ten changes, by up to 3 %, and the smallest peak by up to 4 %, for the better as it happens."""
-
-CALL = 200
-"""What one turn of `improve` costs besides its edits, in edits: about the time of making a tape. Chosen: no
-plan moves with 100, one in twelve by 2 % with 400."""
 
 SHIFTS = (0.0, 0.4, 0.0)
 """Shares of the annealing's steps that move runs, in turn. Chosen: with moves in every turn, or in the first,
@@ -134,6 +127,7 @@ class Search:
         self.facts = Facts(graph)
         self.native = native and library() is not None
         self.effort = effort_for(len(graph.ops), self.native)
+        self.exponents = EXPONENTS
         self.ladder = Ladder()
         self.tried: set[tuple[int, float, int, float]] = set()
         # 200 more for small graphs, where a descent of few ops still needs many edits to get through.
@@ -178,7 +172,7 @@ class Search:
         self.tell(0.5)
         self.bisect()
         self.tell(0.6)
-        self.improve()
+        improve(self)
         self.up()
         settled = settle(self, self.effort.work)
         self.anneal(settled)
@@ -252,6 +246,7 @@ class Search:
         self.afresh(budget)
         self.plant_at(budget)
         self.graft_to(budget)
+        improve_at(self, budget)
         self.loosen(budget)
 
     def is_settled(self, budget: int) -> bool:
@@ -430,40 +425,6 @@ class Search:
             found = min(self.attempt(start, target, exponent).peak() for exponent in exponents)
             if found > target:
                 missed = max(target, missed)
-
-    def improve(self) -> None:
-        """Ruin plans at random and mend them, at each target in turn, until the effort is used up."""
-        if not self.effort.edits:
-            return
-        chance = Random(len(self.graph.ops))
-        edits = self.spent
-        for turn, target in enumerate(cycle(self.targets)):
-            if edits >= self.effort.edits:
-                return
-            best = self.ladder.best(target)
-            # Nothing to improve at this target: look for a smaller peak instead.
-            if best is None or not self.short(best.order):
-                best = self.least()
-                way = max(best.peak - self.floor, 0)
-                target = best.peak - 1 - int(way * chance.choice((0.0, 0.02, 0.1)))
-            tape = self.native_tape(best.order)
-            width = chance.choice((1.0, 0.5, 0.25, 0.1))
-            start = chance.random() * (1 - width)
-            tape.ruin(start, start + width, share=chance.choice((0.1, 0.3, 0.6, 1.0)), seed=turn)
-            tape.descend(
-                target,
-                exponent=chance.choice(EXPONENTS),
-                tolerance=self.effort.tolerance,
-                limit=self.limit,
-                noise=chance.choice((0.0, 0.3, 1.0)),
-                seed=turn,
-            )
-            tape.prune(max(target, tape.peak()))
-            self.note(tape)
-            # Making a tape costs about an edit per op, and every turn some fixed time: counted, so that small
-            # moves do not make the search long.
-            edits += tape.edits + len(self.graph.ops) + CALL
-            self.tell(0.6 + 0.3 * min(edits / self.effort.edits, 1))
 
     def up(self) -> None:
         """Fill the ladder between the targets: let go of recomputations as the budget grows."""
