@@ -1,7 +1,6 @@
 """One thread, a cache folder of its own, and no compiled code carried from test to test."""
 
 import ctypes
-import gc
 import os
 import re
 import shutil
@@ -17,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 import browsers
 import cpu_seconds
+from lighter import forget_compiled_code, spare_the_garbage_collector
 from lowtide.solve.search import build
 
 torch.set_num_threads(1)
@@ -61,22 +61,11 @@ def pytest_ignore_collect(collection_path, config):
 
 def pytest_collection_finish():
     spare_the_garbage_collector()
-    # Captures make many objects and few cycles: looking for them took a tenth of the whole time.
-    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown():
     spare_the_garbage_collector()
-
-
-def spare_the_garbage_collector():
-    """What imports and torch's caches keep stays to the end: no pass need look at it again.
-
-    Lowtide asks for a pass before a step is planned: it has to look at what the test has made, no more.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_runtest_setup(item):
@@ -94,14 +83,6 @@ def fresh_compiler():
     torch.manual_seed(0)
     yield
     forget_compiled_code()
-
-
-def forget_compiled_code():
-    """Where `torch._dynamo` was not imported, nothing was compiled; importing it takes seconds."""
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()
-        # Dynamo times each new guard, for its log, after a flush of the caches that takes 0.03 s.
-        torch._dynamo.guards.profile_guard_manager = lambda *args: 0.0
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,9 @@ def _short_effort(ops, native):
     whole = _whole_effort(ops, native)
     edits = whole.edits // (4 if ops <= 100 else 10)
     sinks, work = min(whole.sinks, 2), whole.work // 50
-    return replace(whole, edits=edits, fine=24, sweeps=min(whole.sweeps, 1), between=0, sinks=sinks, work=work)
+    return replace(
+        whole, edits=edits, fine=24, sweeps=min(whole.sweeps, 1), between=0, sinks=sinks, work=work
+    )
 
 
 @contextmanager

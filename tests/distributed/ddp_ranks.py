@@ -8,6 +8,7 @@ import torch
 
 import lowtide
 from ddp_loops import Net, batches, train
+from lighter import forget_compiled_code, spare_the_garbage_collector
 from short_search import short_search, steady_prices
 from small_models import same
 
@@ -26,6 +27,8 @@ def found(rank, scenario):
     rows = loop.pop("rows", (256, 256))[rank]
     weights = []
     for budget in (None, "min"):
+        forget_compiled_code()
+        spare_the_garbage_collector()
         torch.manual_seed(0)
         model = Net()
         data = batches(4, rows=rows, seed=rank)

@@ -19,6 +19,7 @@ import lowtide
 sys.path.insert(0, str(Path(__file__).parent))
 from sharded_models import Block, Model, plain_step, same, shard, train
 
+from lighter import forget_compiled_code, spare_the_garbage_collector
 from short_search import short_search, steady_prices
 
 SCENARIOS = {}
@@ -349,6 +350,8 @@ def main(out, rank):
     distributed.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=2)
     logging.getLogger("lowtide").setLevel(logging.ERROR)
     for name in SCENARIOS:
+        forget_compiled_code()
+        spare_the_garbage_collector()
         try:
             with short_search(), steady_prices():
                 found = SCENARIOS[name](rank=rank)
@@ -358,7 +361,6 @@ def main(out, rank):
         distributed.all_gather_object(everywhere, found)
         if rank == 0:
             Path(out, f"{name}.json").write_text(json.dumps(everywhere))
-        torch._dynamo.reset()
     distributed.destroy_process_group()
 
 

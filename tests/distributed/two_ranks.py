@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import lowtide
+from lighter import forget_compiled_code, spare_the_garbage_collector
 from lowtide._torch import inner_tensors
 from short_search import short_search
 
@@ -252,6 +253,8 @@ def main(folder, rank):
     )
     ranks, seen = Ranks(), {}
     for name in [name for name in vars(Ranks) if not name.startswith("_")]:
+        forget_compiled_code()
+        spare_the_garbage_collector()
         try:
             with short_search():  # at measured prices: ranks have to agree on some
                 seen[name] = getattr(ranks, name)()

@@ -1,0 +1,25 @@
+"""Python and torch with less to do beside what a test looks at; for processes that tests start, too."""
+
+import gc
+import sys
+
+import torch
+
+
+def spare_the_garbage_collector():
+    """What imports and torch's caches keep stays to the end: no pass need look at it again.
+
+    Lowtide asks for a pass before a step is planned: it has to look at what the test has made, no more.
+    Captures make many objects and few cycles: looking for them by itself took a tenth of the whole time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+
+
+def forget_compiled_code():
+    """Where `torch._dynamo` was not imported, nothing was compiled; importing it takes seconds."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+        # Dynamo times each new guard, for its log, after a flush of the caches that takes 0.03 s.
+        torch._dynamo.guards.profile_guard_manager = lambda *args: 0.0
