@@ -23,7 +23,12 @@ PARTS = ("graphs", "files", "modules", "sanitized")
 def main() -> int:
     """Run cases and return the exit status."""
     asked = _parser().parse_args()
-    os.environ["LOWTIDE_CACHE"] = tempfile.mkdtemp(prefix="lowtide-fuzz-")
+    with tempfile.TemporaryDirectory(prefix="lowtide-fuzz-") as folder:
+        os.environ["LOWTIDE_CACHE"] = folder
+        return _asked_for(asked)
+
+
+def _asked_for(asked: argparse.Namespace) -> int:
     logging.getLogger("lowtide").setLevel(logging.CRITICAL)
     warnings.simplefilter("ignore")
     if asked.case is not None:
