@@ -94,7 +94,7 @@ def test_the_table_and_the_plots_come_from_the_file_alone(rows, tmp_path, capsys
     text = capsys.readouterr().out
     assert "GPT, 12 layers, d=1024, 16 x 1024 tokens, bf16, a tiny version" in text
     assert "refused: the smallest peak is" in text
-    assert "of 2 points met" in text
+    assert "of 1 points of the other tools are met" in text
     assert [path.name for path in tmp_path.iterdir()] == ["gpt.svg"]
 
 
