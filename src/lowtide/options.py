@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,10 @@ class Options:
     - `plan`: a plan to follow instead of making one. It must keep to the budget, or without one to its own.
     - `max_plans`: how many shapes to keep plans for. The oldest goes; where shapes come back whose plans were
       let go, as many more are kept.
+    - `dynamic`: the sizes that change from batch to batch, as in {"input_ids": 1} or {0: [0, 1]}: an argument
+      by name or position, a key of a dict among them, and one dimension or several. They are symbols from the
+      first capture on; without it from the second shape on, for those that have changed. False captures each
+      shape by itself (docs/changing-shapes.md).
     - `planning_seconds`: how long the search for one plan may take; the best until then is taken.
 
     >>> import lowtide, torch
@@ -71,6 +76,7 @@ class Options:
     split: bool | int = False
     plan: Plan | None = None
     max_plans: int = 16
+    dynamic: Any = None
     planning_seconds: float = PLANNING_SECONDS
 
     @classmethod
@@ -114,6 +120,7 @@ class Options:
         if not isinstance(self.split, int) or (not isinstance(self.split, bool) and self.split < 2):
             raise LowtideError(f"split={self.split!r} must be True, False, or a number of chunks >= 2")
         whole("max_plans", self.max_plans)
+        self._check_dynamic()
         check_seconds(self.planning_seconds)
         if self.plan is not None:
             kind_of("plan=", self.plan, Plan, "a lowtide.Plan")
@@ -137,6 +144,21 @@ class Options:
                 "step_in_backward out"
             )
 
+    def _check_dynamic(self) -> None:
+        told = self.dynamic
+        if told is None or told is False:
+            return
+        if not isinstance(told, Mapping) or not told or not all(map(_is_dimensions, told, told.values())):
+            raise LowtideError(
+                f'dynamic={told!r} must be a dict of arguments and dimensions, as in {{"input_ids": 1}} or '
+                "{0: [0, 1]}, or False"
+            )
+        if self.allow_breaks:
+            raise LowtideError(
+                "dynamic= cannot be used with allow_breaks=True, whose pieces are captured for each shape: "
+                "leave one of them out"
+            )
+
     def _check_optimizers(self) -> None:
         none = isinstance(self.optimizer, list | tuple) and not self.optimizer
         given = [self.optimizer] if none else each_optimizer(self.optimizer)
@@ -146,6 +168,13 @@ class Options:
                     "optimizer= takes a torch.optim.Optimizer, as in torch.optim.AdamW(model.parameters()), "
                     f"or a list of some, not {getattr(one, '__name__', repr(one))}"
                 )
+
+
+def _is_dimensions(name: Any, dimensions: Any) -> bool:
+    """Whether an argument and its dimensions are written as they may be."""
+    listed = dimensions if isinstance(dimensions, list | tuple) else [dimensions]
+    numbers = [name, *listed] if not isinstance(name, str) else listed
+    return bool(listed) and all(isinstance(each, int) and not isinstance(each, bool) for each in numbers)
 
 
 def limit(options: Options, plan: Plan | None) -> int | None:

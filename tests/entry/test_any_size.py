@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide import LowtideError
 from lowtide.entry.in_place import capped_of
 from small_models import EXECUTORS, clear, gradients, same
 
@@ -195,3 +196,83 @@ def test_budgets_and_gradients_in_flight_need_no_other_capture(executor):
         pairs = zip(gradients(plain), gradients(model), strict=True)
         assert all(torch.allclose(*pair) for pair in pairs)
     assert graphs(model) == 1
+
+
+def marked(batch):
+    torch._dynamo.mark_dynamic(batch[0], 1)
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "mark"),
+    [({"x": 1}, None), ({0: [-2]}, None), (None, marked), ({"x": (0, 1), "mask": [0, 1]}, marked)],
+)
+def test_sizes_that_are_told_are_symbols_from_the_first_call_on(dynamic, mark):
+    model = lowtide.cap(Rows(straight), "1MiB", dynamic=dynamic, **QUICKLY)
+    plain = copy.deepcopy(model)
+    plain.load_state_dict(model.state_dict())
+    for number, batch in enumerate(batches((9, 12, 31))):
+        assert same(stepped(model, mark(batch) if mark else batch), stepped(plain, batch))
+        assert graphs(model) == 1, number
+        if mark:
+            assert vars(batch[0])["_dynamo_dynamic_indices"] == {1}
+
+
+def test_marks_are_no_matter_where_each_shape_is_captured_by_itself():
+    model = lowtide.cap(Rows(straight), "1MiB", dynamic=False, **QUICKLY)
+    (batch,) = map(marked, batches((9,)))
+    for _ in range(3):
+        train(model, batch)
+    assert graphs(model) == 0
+    (entry,) = capped_of(model).entries.values()
+    assert len(entry.parts) == 1
+    assert lowtide.plan(Rows(straight), *batch).peak == lowtide.plan(Rows(straight), *batch).peak
+
+
+class OfADict(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = Rows(straight)
+
+    def forward(self, batch):
+        return self.rows(batch["x"])
+
+
+def test_a_key_of_a_dict_can_be_told():
+    model = lowtide.cap(OfADict(), "1MiB", dynamic={"x": 1}, **QUICKLY)
+    for x, _ in batches((9, 12)):
+        train(model, ({"x": x},))
+    assert graphs(model) == 1
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "said"),
+    [
+        ({"y": 1}, r"no argument 'y'; it has 0, 1, 'x', 'mask'"),
+        ({"x": 3}, r"'x' has the shape \(3, 9, 8\), and no dimension 3"),
+        ({1: -3}, r"1 has the shape \(3, 9\), and no dimension -3"),
+        ({2: 0}, r"no argument 2"),
+    ],
+)
+def test_what_is_told_wrongly_is_refused_at_the_first_call(dynamic, said):
+    model = lowtide.cap(Rows(straight), "1MiB", dynamic=dynamic, **QUICKLY)
+    (batch,) = batches((9,))
+    with pytest.raises(LowtideError, match=said):
+        model(*batch)
+
+
+@pytest.mark.parametrize("dynamic", [True, 1, {}, {"x": True}, {"x": []}, {"x": "1"}, {1.5: 0}, ["x"]])
+def test_what_is_no_dict_of_dimensions_is_refused(dynamic):
+    with pytest.raises(LowtideError, match="must be a dict of arguments and dimensions"):
+        lowtide.cap(Rows(straight), "1MiB", dynamic=dynamic)
+
+
+def test_where_it_would_do_nothing_it_is_refused():
+    (batch,) = batches((9,))
+    with pytest.raises(LowtideError, match="an option of"):
+        lowtide.plan(Rows(straight), *batch, dynamic={"x": 1})
+    with pytest.raises(LowtideError, match="allow_breaks"):
+        lowtide.cap(Rows(straight), "1MiB", dynamic={"x": 1}, allow_breaks=True)
+    options = {"budget": "1MiB", "dynamic": {"x": 1}}
+    with pytest.raises(Exception, match="has its own"):
+        torch.compile(Rows(straight), backend="lowtide", options=options)(*batch)

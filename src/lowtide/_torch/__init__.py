@@ -28,7 +28,16 @@ from .settings import (
     settings_kept,
     without_graph_texts,
 )
-from .sizes import SYMBOLIC, expression, hint, marked_sizes, sizes_marked, specialised_at, with_numbers
+from .sizes import (
+    SYMBOLIC,
+    expression,
+    has_marks,
+    hint,
+    marked_sizes,
+    sizes_marked,
+    specialised_at,
+    with_numbers,
+)
 from .tensors import holders, inner_tensors, is_made_of_others, is_view, storage_key
 from .trace_rules import rules_as_plain
 from .traces import met_in_capture, outside_dynamo, present_trace, traced_input, traced_value, writes_traced
@@ -51,6 +60,7 @@ __all__ = [
     "frees_tangents",
     "generated_code",
     "generated_modules",
+    "has_marks",
     "hint",
     "holders",
     "in_backward",

@@ -45,13 +45,21 @@ def specialised_at() -> str:
     return f"a size is a number in {lines[0]}" if lines else "torch takes its sizes for numbers"
 
 
-_SIZE_MARKS = tuple(f"_dynamo_{kind}_indices" for kind in ("dynamic", "weak_dynamic", "unbacked"))
+_SIZE_MARKS = (
+    *(f"_dynamo_{kind}_indices" for kind in ("dynamic", "weak_dynamic", "unbacked")),
+    "_has_dynamo_dim_marking",
+)
 """Where `mark_dynamic`, `maybe_mark_dynamic` and `mark_unbacked` leave what they are told, on the tensor."""
 
 
 def marked_sizes(tensor: Any) -> set[int]:
     """The dimensions of a tensor that are marked as changing (names seen in 2.11-2.13)."""
-    return {dimension for name in _SIZE_MARKS for dimension in vars(tensor).get(name, ())}
+    return {dimension for name in _SIZE_MARKS[:-1] for dimension in vars(tensor).get(name, ())}
+
+
+def has_marks(tensor: Any) -> bool:
+    """Whether a tensor has marks of some kind, which the front end looks at before each call."""
+    return any(name in vars(tensor) for name in _SIZE_MARKS)
 
 
 class sizes_marked(Change):  # noqa: N801  # reads as a phrase where it is used

@@ -153,8 +153,9 @@ def _gradient_bytes(tensor: torch.Tensor | None) -> Iterator[int]:
 def _refuse(inputs: Sequence[Any]) -> None:
     if any(isinstance(item, torch.SymInt) for item in inputs):
         raise CaptureError(
-            "a plan is made for fixed shapes, but torch.compile traced this step with symbolic ones; "
-            "compile with dynamic=False, or use lowtide.cap, which keeps a plan per shape"
+            "a plan is made for fixed shapes, but torch.compile traced this step with symbolic ones: a "
+            "tensor inside of an argument may be marked (torch._dynamo.mark_dynamic). Pass it by itself, "
+            "in a list or in a dict, or leave it unmarked: lowtide.cap sees by itself which sizes change"
         )
     if any(isinstance(item, torch.Tensor) and item.is_meta for item in inputs):
         raise CaptureError(

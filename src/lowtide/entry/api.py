@@ -23,7 +23,7 @@ from ..console.log import planning
 from ..errors import CaptureError, GraphBreak, LowtideError
 from ..measuring.trial import modules_of
 from ..options import Options
-from ..pipeline.compiled_calls import captured
+from ..pipeline.compiled_calls import captured, unmarked
 from ..pipeline.in_flight import Caller
 from ..pipeline.optimizer_steps import capped_around, forget, watch
 from ..pipeline.plan_notes import notes_on_ranks
@@ -121,6 +121,11 @@ def _capped(model: torch.nn.Module, options: Options) -> Capped:
         refuse_ranks(sharded=True)
     if options.split:
         raise LowtideError("split= is not there yet for models that fully_shard was called on: leave it out")
+    if options.dynamic:
+        raise LowtideError(
+            "dynamic= is not there yet for models that fully_shard was called on, whose units are captured "
+            "for each shape: leave it out"
+        )
     from .capped_units import CappedUnits
 
     return CappedUnits(_call_of(model), options, module=model)
@@ -215,6 +220,8 @@ def plan(
     refuse_unless_it_can_step(chosen)
     if chosen.step_in_backward and ranks is not None:
         raise LowtideError("step_in_backward=True is for one device: leave ranks= or step_in_backward out")
+    if chosen.dynamic:
+        raise LowtideError("dynamic= is an option of lowtide.cap: a plan is of one batch. Leave it out")
     asked = Asked(chosen, target=None if device is None else str(device), only_plan=True)
     inputs: Any = (batch, kwargs)
     sharded = (
@@ -239,6 +246,7 @@ def plan(
             following_branches() as branches,
             private("without_modes")(),
             torch.enable_grad(),
+            unmarked(batch, kwargs),
             sharded as inputs,
             fakes_for_meta(model, inputs) as (args, named),
         ):

@@ -18,7 +18,6 @@ import torch
 from .._torch import (
     in_process_group,
     is_made_of_others,
-    marked_sizes,
     outside_dynamo,
     private,
     sizes_marked,
@@ -34,7 +33,7 @@ from ..console.stage_seconds import timed
 from ..errors import BudgetTooSmall, CaptureError, LowtideError, PlanMismatch
 from ..measuring.trial import Trial, modules_of
 from ..options import Options, limit, relative_to
-from ..pipeline.compiled_calls import captured, tensors_of_call
+from ..pipeline.compiled_calls import captured, tensors_of_call, unmarked
 from ..pipeline.in_flight import Caller, held_beside, some_plan, too_many
 from ..pipeline.optimizer_steps import stepped_since_call
 from ..pipeline.runnable_step import RunnableStep
@@ -51,6 +50,7 @@ from .first_call import BackwardInside, install, may_install
 from .in_backward import refuse_unless_it_can_step
 from .kept_plans import KeptPlans
 from .problem_type import settle_problem_type
+from .told_sizes import told_sizes
 from .whole_steps import (
     forced_eager,
     refuse_lazy,
@@ -188,11 +188,9 @@ class Capped:
         self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AbstractContextManager[Any]:
         """Tell torch's front end which sizes change, where it may capture for all of them; else of none."""
-        tensors = tensors_of_call(args, kwargs)
         if entry.shared is not None and not entry.parts:
-            return sizes_marked(entry.shared.kin.marks(tensors))
-        marked = [(tensor, set[int]()) for tensor in tensors if marked_sizes(tensor)]
-        return sizes_marked(marked) if marked else nullcontext()
+            return sizes_marked(entry.shared.kin.marks(tensors_of_call(args, kwargs)))
+        return unmarked(args, kwargs)
 
     def install(
         self, error: CaptureError, attempt: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -375,7 +373,7 @@ class Capped:
         options: Options,
     ) -> Entry:
         refuse_lazy(self.modules())
-        shared = self.kin(args, kwargs).of(answers, self.captured_for) if self.may_branch() else None
+        shared = self.kin(args, kwargs).of(answers, self.captured_for) if self.may_share() else None
         entry = Entry(
             options, self.caller, self.caller.autocast, beside, self.may_branch(), key, shared=shared
         )
@@ -384,7 +382,8 @@ class Capped:
 
     def kin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Kin:
         """The calls that are like this one but for their sizes."""
-        return self.any_size.kin_of(args, kwargs, list(map(marked_sizes, tensors_of_call(args, kwargs))))
+        called = self.function if self.module is None else self.module.forward
+        return self.any_size.kin_of(args, kwargs, told_sizes(self.options.dynamic, called, args, kwargs))
 
     def captured_for(self, owner: Entry | Shared) -> Callable[..., Any]:
         """What torch's front end captures for an entry, or for many."""
@@ -394,6 +393,16 @@ class Capped:
             fullgraph=not self.options.allow_breaks,
             recurrent=are_captured(self.modules()),
         )
+
+    def may_share(self) -> bool:
+        """Whether one capture may serve many shapes: not for pieces, nor on ranks that must capture alike."""
+        if self.options.dynamic is False:
+            return False
+        if self.options.dynamic is not None and not self.may_branch():
+            self.say(
+                "dynamic= does nothing here: ranks whose steps have collectives capture each shape alike"
+            )
+        return self.may_branch()
 
     def may_branch(self) -> bool:
         """Whether branches on data may be taken as each batch says.

@@ -49,6 +49,10 @@ def lowtide(
             'step_in_backward=True is an option of lowtide.cap: what torch.compile(backend="lowtide") hands '
             "over may be a part of a step. lowtide.cap(model, budget, optimizer=..., step_in_backward=True)"
         )
+    if made.dynamic is not None:
+        raise LowtideError(
+            'dynamic= is an option of lowtide.cap: torch.compile(backend="lowtide", dynamic=True) has its own'
+        )
     _check(module, made)
     if any(isinstance(item, torch.SymInt) for item in inputs) or _floats(module):
         return _PerShape(module, made)

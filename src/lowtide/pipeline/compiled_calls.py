@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,11 @@ from .._torch import (
     capture_settings,
     compiled,
     count_global_hooks,
+    has_marks,
     private,
     rules_as_plain,
     settings_kept,
+    sizes_marked,
 )
 from ..capture.awaited import synchronises
 from ..capture.branches import answering_branches
@@ -28,7 +30,7 @@ from ..capture.nested_encoders import encoders_as_plain
 from ..process_wide import nothing_left
 from ..torch_state.autocast_state import present_state
 
-__all__ = ["captured", "key_but_for_sizes", "key_of", "tensors_of_call"]
+__all__ = ["captured", "key_but_for_sizes", "key_of", "tensors_of_call", "unmarked"]
 
 
 def captured(
@@ -83,6 +85,12 @@ def key_but_for_sizes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[An
 def tensors_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors among the arguments of a call."""
     return [leaf for leaf in private("tree_leaves")((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+
+
+def unmarked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Any]:
+    """Let torch's front end see no marks on the tensors of a call, which it would make symbols of."""
+    marked = [(tensor, set[int]()) for tensor in tensors_of_call(args, kwargs) if has_marks(tensor)]
+    return sizes_marked(marked) if marked else nullcontext()
 
 
 def _key(args: tuple[Any, ...], kwargs: dict[str, Any], sizes: Callable[[Any], Any]) -> tuple[Any, ...]:
