@@ -59,6 +59,11 @@ def of_floats_compared(model, y, x, mask):
     return y
 
 
+def of_a_mask_of_floats(model, y, x, mask):
+    hidden = ((1.0 - mask[:, None].to(x.dtype)) * -1e4)[:, 0]
+    return y * 2 if (hidden < 0).flatten().any() else y
+
+
 def as_a_flag(model, y, x, mask):
     whole, some = bool((mask == 1).all()), mask.any().item()
     return y * 2 if whole and not (some and mask[0, 0].item() is False) else y * 3
@@ -83,6 +88,7 @@ def padded():
         (as_a_flag, 2),
         (in_a_loop, 2),
         (of_floats_compared, 1),
+        (of_a_mask_of_floats, 2),
     ],
 )
 def test_each_batch_goes_its_own_way(way, entries):

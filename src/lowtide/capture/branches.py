@@ -8,13 +8,15 @@ own (`conditions`).
 
 That is sound where the condition is computed from the batch and from buffers alone, before anything writes
 to them: then it is the same before the step as at the branch. What comes of parameters is not asked, since
-it would be computed twice; nor are floating point results, which autocast may round. Of random numbers only
-those are known that are drawn on the host and compared with a rate (`compared_draws`): all that the step
-draws before is drawn for them, and put back (`redraws`).
+it would be computed twice; nor are floating point results, which autocast may round, but for the arithmetic
+that makes a mask of floats of one of whole numbers. Of random numbers only those are known that are drawn on
+the host and compared with a rate (`compared_draws`): all that the step draws before is drawn for them, and
+put back (`redraws`).
 """
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -50,6 +52,15 @@ WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.in
 
 EXACT = (torch.full, torch.zeros, torch.ones, torch.triu, torch.tril)
 """Calls that compute nothing: torch's own Transformer compares a mask with a causal one that it makes so."""
+
+
+FLOAT_MASKS = (
+    *(operator.add, operator.sub, operator.mul, operator.neg, operator.getitem, torch.where),
+    *("to", "float", "type", "mul", "sub", "masked_fill", "clone", "contiguous"),
+    *("unsqueeze", "squeeze", "flatten", "view", "expand"),
+)
+"""Calls on tensors that autocast has no rule for, and that compute each number by itself or none:
+`(1 - mask) * -10000`, which Longformer compares with zero."""
 
 
 class _Present(threading.local):
@@ -177,9 +188,9 @@ def _is_input(node: fx.Node) -> bool:
 
 
 def _is_whole(node: fx.Node) -> bool:
-    """Whether a node calls something that returns whole numbers or flags, or computes nothing."""
+    """Whether a node calls something that returns whole numbers or flags, or that autocast leaves alone."""
     values = private("tree_leaves")(traced_value(node))
-    exact = node.target in EXACT
+    exact = node.target in EXACT or node.target in FLOAT_MASKS
     calls = node.op in ("call_function", "call_method")
     return calls and bool(values) and all(_is_exact(value, exact) for value in values)
 

@@ -5,9 +5,9 @@ layers before. So these are drawn as well, each into a buffer that goes at once,
 numbers as in the step; the numbers depend on the random state alone. Draws of a GPU come from another
 generator: there only those of the host are made, which are the numbers themselves.
 
-Known are `torch.rand` and its kin, dropout, and attention with dropout. Which calls draw is not taken from a
-list: every call of the trace is tried on fake tensors, and one that draws on the host in another way makes
-the branch one that cannot be followed.
+Known are `torch.rand` and its kin, dropout, and both functions of attention with dropout. Which calls draw
+is not taken from a list: every call of the trace is tried on fake tensors, and one that draws on the host in
+another way makes the branch one that cannot be followed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,19 @@ def _redraw(node: fx.Node) -> Redraw | None:
         query, key = (traced_value(argument) for argument in node.args[:2])
         shape = (*query.shape[:-1], key.shape[-2])
         return _mask(shape, _argument(node, 4, "dropout_p", 0.0), query.dtype)
+    if node.target is functional.multi_head_attention_forward:
+        return _attention_weights(node)
     return None
+
+
+def _attention_weights(node: fx.Node) -> Redraw | None:
+    """The mask over the weights of all heads; None where keys are added to those that are given."""
+    (length, *batch, _), (keys, *_) = (traced_value(argument).shape for argument in node.args[:2])
+    extended = node.args[7] is not None or bool(node.args[9]) or _argument(node, 21, "static_k", None)
+    if extended or not _argument(node, 13, "training", True):
+        return None
+    shape = (*batch, node.args[4], length, keys)
+    return _mask(shape, node.args[10], traced_value(node.args[0]).dtype)
 
 
 def _mask(shape: tuple[int, ...], rate: Any, dtype: torch.dtype) -> Redraw:
