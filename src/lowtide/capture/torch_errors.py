@@ -126,45 +126,69 @@ def _describe_break(error: Any) -> str:
     )
 
 
+_WORDS = (
+    (
+        r"(?i)backwards hooks|Tensor with grad_fn",
+        "a backward hook of a module; torch captures hooks of tensors and parameters, not this one",
+    ),
+    (
+        r"HOP: Unsafe side effect",
+        "a function that torch traces apart, such as a hook of a tensor, changes something outside of it; a "
+        "hook of a parameter may, and what a hook of a tensor returns is captured",
+    ),
+    (
+        r"retain_grad",
+        "retain_grad() on a tensor that the step makes; torch.autograd.grad gives its gradient inside of the "
+        "step, and of what the step returns it can be asked for outside",
+    ),
+    (r"functorch", "a transform of torch.func around it; lowtide.uncap the model, or cap the whole function"),
+    (r"use_numpy_random_stream", "random numbers of NumPy; draw them with torch, or pass them to the step"),
+    (
+        r"Tensor\.backward\(\)",
+        "a backward inside of the step: return the loss, and call backward on it outside; gradients that "
+        "the step itself needs come from torch.autograd.grad",
+    ),
+    (
+        r"Unsupported Tensor\.requires_grad_\(\)",
+        "requires_grad_() on an input of the step, which changes the caller's tensor; "
+        "x = x.detach().requires_grad_() makes one of the step's own",
+    ),
+    (
+        r"requires_grad_\(\)",
+        "requires_grad_() on a tensor that the step makes, as in the hooks that gradient checkpointing "
+        "and PEFT hang on embeddings; model.gradient_checkpointing_disable() and "
+        "model.disable_input_require_grads() take them away",
+    ),
+)
+"""What torch's first line has, and the reason in words."""
+
+_PACKED = (
+    "packed sequences: their lengths are the graph itself, which would be another for each batch; give the "
+    "padded batch to the layer and mask what comes out, or see lowtide.Recurrent"
+)
+
+
 def _reason(error: Any) -> str:
     """Why torch stopped, where its first line is advice for its own developers, in words."""
-    said = _first_line(error)
-    if NESTED in str(error):
+    said, whole = _first_line(error), str(error)
+    if NESTED in whole:
         return NESTED
-    if "data-dependent" in said and "batchnorm.py" in str(error):
+    if "pack_padded_sequence" in whole or "lstm_data" in whole or "pack_sequence" in whole:
+        return _PACKED
+    if "data-dependent" in said and "batchnorm.py" in whole:
         return "BatchNorm with momentum=None counts its batches outside of the graph; give it a momentum"
-    if "backwards hooks" in said:
-        return "a backward hook of a module; torch captures hooks of tensors and parameters, not this one"
     if "data-dependent" in said.lower():
         return (
             "data-dependent branching: a plan is made before the values of tensors are known. What `if` asks "
             "of the flags and whole numbers of a batch is followed, before anything writes to them"
         )
-    if "functorch" in said:
-        return "a transform of torch.func around it; lowtide.uncap the model, or cap the whole function"
-    if "use_numpy_random_stream" in said:
-        return "random numbers of NumPy; draw them with torch, or pass them to the step"
-    if "convert args/kwargs to proxy" in said and "Generator" in str(error):
+    if re.search("args/kwargs to proxy|opaque object", said) and "Generator" in whole:
         return "a random generator as an argument; draw from torch's default one, or pass the numbers"
-    if "Tensor.backward()" in said:
-        return (
-            "a backward inside of the step: return the loss, and call backward on it outside; gradients that "
-            "the step itself needs come from torch.autograd.grad"
-        )
-    if "Unsupported Tensor.requires_grad_()" in said:
-        return (
-            "requires_grad_() on an input of the step, which changes the caller's tensor; "
-            "x = x.detach().requires_grad_() makes one of the step's own"
-        )
-    if "requires_grad_()" in said:
-        return (
-            "requires_grad_() on a tensor that the step makes, as in the hooks that gradient checkpointing "
-            "and PEFT hang on embeddings; model.gradient_checkpointing_disable() and "
-            "model.disable_input_require_grads() take them away"
-        )
     if "RNN, GRU, or LSTM" in said:
         return f"{said}; lowtide.Recurrent caps such a layer"
-    return said
+    if "marked as skipped" in said and (function := re.search(r"the function `([^`]*)`", whole)):
+        return f"{function[1]} is a function that torch does not look into"
+    return next((words for sign, words in _WORDS if re.search(sign, said)), said)
 
 
 def _first_line(error: Any) -> str:
