@@ -69,7 +69,8 @@ class Asked:
     needed besides the plan, and `sketched` what an earlier round chose; `split` is what this round chose to
     run in chunks. `released` are the places of results that the caller was seen to let go of, None where
     nothing is known of that. `attempt` is what all ranks of a process group call this planning. `search`
-    stands in for the method "auto": the caller's own, which remembers its other shapes.
+    stands in for the method "auto": the caller's own, which remembers its other shapes. `piece` is what is
+    known of a piece of a step that has others (`pipeline/pieces.py`).
     """
 
     options: Options
@@ -85,6 +86,7 @@ class Asked:
     split: Split | None = None
     attempt: str = ""
     search: Callable[[Graph, int], Schedule] | None = None
+    piece: Any = None
 
     def __repr__(self) -> str:
         where = f" for {self.target}" if self.target else ""

@@ -107,9 +107,11 @@ class Manner:
     A step that is going to be `compiled` keeps its ops as the compiler's decompositions left them;
     `channels_last` says that it will hold images so. `differentiate` is the option of that name,
     `backward_autocast` the state that the backward was traced in. `kernels` tells what kernels really return.
+    `absent` are the places of outputs whose gradients were seen not to come.
     """
 
     differentiate: str = "auto"
+    absent: frozenset[int] = frozenset()
     backward_autocast: State = ()
     compiled: bool = False
     channels_last: bool = False
@@ -130,6 +132,7 @@ def make_trace(joint: fx.GraphModule, inputs: StepInputs, manner: Manner, *, for
         inputs = replace(inputs, awaited=NOBODY, stepped=frozenset())
     separate_tangents([node for node in tangents if tensors_of(node)])
     expected = _expected(tangents, manner.differentiate)
+    expected = [node for node in expected if tangents.index(node) not in manner.absent]
     device = device_of(joint.graph)
     weights = _Weights(primals[tokens:], inputs, forward_outputs)
     _rewrite(joint.graph, primals, tangents, weights, manner)

@@ -45,6 +45,7 @@ from ..torch_state.dispatch_modes import without_foreign_modes
 from ..torch_state.garbage import uncollected
 from ..units import format_bytes, parse_budget
 from .any_size import AnySize, Kin, Shared
+from .broken_steps import Pieces, are_joined
 from .entries import Entry, backend_for, backend_of_kin, graphs_of_this_call, key_of, present_graphs
 from .first_call import BackwardInside, install, may_install
 from .in_backward import refuse_unless_it_can_step
@@ -155,12 +156,14 @@ class Capped:
                 nullcontext() if entry.parts else uncollected(),
                 nullcontext() if entry.parts else timed("torch.compile's front end"),
                 clear_errors(),
-                without_foreign_modes(),
+                without_foreign_modes(ours=entry.pieces is None),
                 usual_stance(),
                 leaving_marks(),
                 following_branches(on=entry.branches),
+                nullcontext(_ignore) if entry.pieces is None else entry.pieces.call((args, kwargs)) as end,
             ):
                 result = entry.call(*args, **kwargs)  # type: ignore[misc]
+            end(result)
         except OtherData:
             if entry.shared is None:
                 self.forget_failed(entry)
@@ -281,6 +284,8 @@ class Capped:
         new = partial(self.new_entry, args, kwargs, answers)
         with self.lock:
             entry = self.find(key, new, options=options)
+            if entry.pieces is not None:
+                entry.pieces.settle()
             if beside := self.must_leave_room(entry):
                 key = (*key, beside)
                 entry = self.find(key, new, beside=beside, options=options)
@@ -377,6 +382,8 @@ class Capped:
         entry = Entry(
             options, self.caller, self.caller.autocast, beside, self.may_branch(), key, shared=shared
         )
+        if are_joined(options):
+            entry.pieces = Pieces(entry, self.say)
         entry.call = self.captured_for(entry) if shared is None else shared.call
         return entry
 
@@ -430,8 +437,12 @@ class Capped:
         self.any_size.kin.clear()
 
     def say_plans(self, parts: list[RunnableStep]) -> None:
-        for plan in (part.plan for part in parts if part.plan is not None):
-            say_plan(plan)
+        for part in parts:
+            plan = part.plan
+            if plan is None:
+                continue
+            if part.asked.piece is None:  # one of several is spoken of when all are planned
+                say_plan(plan)
             for note in plan.notes:
                 self.say(note, whatever_numbers=True)
 
@@ -458,6 +469,10 @@ def _is_planned(entry: Entry) -> bool:
 def _distributed(modules: list[torch.nn.Module]) -> bool:
     """Whether a step has collectives, as far as its parameters show: DTensors are made of others."""
     return any(is_made_of_others(parameter) for module in modules for parameter in module.parameters())
+
+
+def _ignore(_: Any) -> None:
+    """A step of one graph is not told of its result."""
 
 
 def _call(capped: Capped, *args: Any, **kwargs: Any) -> Any:

@@ -30,6 +30,7 @@ from ..stages import Asked
 from ..torch_state.autocast_state import State
 from ..torch_state.dispatch_modes import with_foreign_modes
 from .any_size import OneSizeOnly, OpenStep, Shared
+from .broken_steps import Pieces
 from .whole_steps import refuse_part, refuse_second_part
 
 __all__ = ["Entry", "backend_for", "backend_of_kin", "graphs_of_this_call", "key_of", "present_graphs"]
@@ -78,10 +79,13 @@ class Entry:
     with_bands: dict[Any, tuple[Plan, Plan]] = field(default_factory=dict)
     looked: int = -1
     state: int = 0
+    pieces: Pieces | None = None
 
     @property
     def plan(self) -> Plan | None:
         """The plan of the last step, or of its largest part; the sketched layers are those of all parts."""
+        if self.pieces is not None and self.pieces.plan is not None:
+            return self.pieces.plan
         plans = [part.plan for part in self.ran if part.plan is not None]
         if len(plans) < 2:
             return plans[0] if plans else None
@@ -113,6 +117,8 @@ class Entry:
     def fits(self, more: int) -> bool:
         """Whether the plan has room for more bytes beside it; where there is none yet, it has not."""
         plan = self.plan
+        if self.pieces is not None and self.pieces.plan is None and plan is not None:
+            return True  # the pieces are not planned together yet, and will be with what is there then
         return plan is not None and (
             plan.budget is None or plan.peak + self.uncounted_state() + more <= plan.budget
         )
@@ -122,12 +128,14 @@ class Entry:
         if self.looked != changes():
             self.looked = changes()
             self.state = max((part.uncounted_state() for part in self.parts), default=0)
+            if self.pieces is not None and self.pieces.plan is not None:
+                self.state = self.pieces.uncounted_state()
         return self.state
 
     def gradients(self) -> int:
         """Bytes of gradients that are there now and that the plan does not count."""
-        uncounted = (part.inputs for part in self.ran if not part.inputs.accumulating)
-        return sum(size for inputs in uncounted for size in inputs.present_gradients())
+        uncounted = {id(part.inputs): part.inputs for part in self.ran if not part.inputs.accumulating}
+        return sum(size for inputs in uncounted.values() for size in inputs.present_gradients())
 
 
 def _with_more(plan: Plan, bands: dict[str, int]) -> Plan:
@@ -151,7 +159,10 @@ def backend_for(entry: Entry) -> Callable[..., Any]:
         assert owner is not None
         if not owner.options.allow_breaks:
             _refuse_parts(module)
-        part = runnable(_asked(owner), owner.caller, module, inputs)
+        asked = _asked(owner)
+        if owner.pieces is not None:
+            asked = replace(asked, piece=owner.pieces.piece(module))
+        part = runnable(asked, owner.caller, module, inputs)
         _present.graphs = (_present.graphs or 0) + 1
         owner.parts.append(part)
         # torch keeps what a backend returns for good, and a part refers to the optimizer and its parameters
@@ -161,6 +172,10 @@ def backend_for(entry: Entry) -> Callable[..., Any]:
             now, step = weak(), held()
             assert now is not None, "what is called is alive"
             assert step is not None
+            if now.pieces is not None:
+                step, results = now.pieces.run(step, args)
+                now.ran.append(step)
+                return results
             now.ran.append(step)
             return step(*args)
 

@@ -275,7 +275,10 @@ def _run_capped(
     trial.start_again()
     capped = cap(model, budget, **options)
     try:
+        first = trial.run(capped)[0] if options.get("allow_breaks") else None
         steps, taken = trial.run_twice(capped)
+        if first is not None:  # pieces are planned together in the second or in the third step
+            steps = [first, steps[-1]]
         plan = plan_of(capped)
     finally:
         uncap(capped)

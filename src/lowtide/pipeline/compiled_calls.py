@@ -51,6 +51,7 @@ def captured(
 @contextmanager
 def _around_a_capture(recurrent: bool) -> Iterator[None]:
     with (
+        private("without_modes")(),  # those that look at what runs between the pieces of a step
         settings_kept(),
         nothing_left(),
         capture_settings(recurrent=recurrent),

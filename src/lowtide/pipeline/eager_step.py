@@ -69,12 +69,16 @@ class _Halves:
         self.plan, self.pauses = self.stage.planned.plan, bool(self.stage.groups)
         self.misfits = Misfits.on(self.stage.captured.trace.device)
         self.returned, self.outputs = returned_by(self.stage.planned), num_fwd_outputs
+        if self.asked.piece is not None:
+            self.asked.piece.see(self.stage)
         return self.stage.forward, self.stage.backward
 
     @timed("code of the forward")
     def forward(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
         assert self.misfits is not None
         run = checked(self.with_constants(module), "forward", self.misfits)
+        if self.asked.piece is not None:
+            return self.asked.piece.showing_forward(run)  # type: ignore[no-any-return]
         return run if self.returned is None else boxed(self.returned.noting(run, self.outputs))
 
     @timed("code of the backward")
@@ -82,7 +86,8 @@ class _Halves:
         assert self.misfits is not None
         assert self.plan is not None
         made = self.with_constants(module)
-        return Backward(made, self.expected, self.misfits, pauses=self.pauses, plan=self.plan).boxed()
+        run = Backward(made, self.expected, self.misfits, pauses=self.pauses, plan=self.plan).boxed()
+        return run if self.asked.piece is None else self.asked.piece.showing_backward(run)
 
     def inference(self, module: fx.GraphModule, inputs: Any) -> Callable[[list[Any]], Any]:
         self.asked.refuse_inference()

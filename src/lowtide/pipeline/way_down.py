@@ -71,6 +71,7 @@ def _planned(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> Plann
         return price_step(capture_step(asked, joint, forward_outputs))
 
     if has_marks(joint.graph):
+        asked = replace(asked, piece=None)  # which layers keep a sketch is chosen for each piece by itself
         if asked.options.split:
             raise LowtideError(
                 "split= and layers that may keep a sketch are not planned together: leave split= out, or "
@@ -118,6 +119,7 @@ def capture_step(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> C
         compiled=asked.compiled,
         channels_last=channels_last,
         kernels=KnownKernels(measured) if here else None,
+        absent=asked.piece.absent if asked.piece is not None else frozenset(),
     )
     trace = make_trace(joint, asked.inputs, manner, forward_outputs=forward_outputs)
     if asked.options.step_in_backward and not trace.updated:
@@ -261,6 +263,8 @@ def _plan(priced: Priced, device: DeviceMemory) -> Plan:
         if not asked.compiled or asked.only_plan:  # what is compiled is judged by its buffers
             refuse_if_too_large(followed, budget)
         return _without_replay(followed) if asked.compiled else followed
+    if asked.piece is not None and handed_in is None:
+        return asked.piece.first_plan(graph, asked.options, device)  # type: ignore[no-any-return]
     made = plan_graph(
         graph,
         handed_in.budget if handed_in is not None and budget is None else budget,

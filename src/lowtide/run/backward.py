@@ -175,7 +175,8 @@ def missing_tangents(args: list[Any], expected: tuple[bool, ...]) -> tuple[int, 
             missing.append(index)
         elif tangent is not None and not wanted:
             raise UnsupportedBackward(
-                f"output {index} of the step received a gradient, but the plan was made for the gradient "
-                'of its scalar outputs alone. Pass differentiate="all" to plan for every output.'
+                f"output {index} of the step received a gradient, but the plan was made without it: for the "
+                "gradient of its scalar outputs alone, or for those that came in its first call. Pass "
+                'differentiate="all" to plan for every output.'
             )
     return tuple(missing)

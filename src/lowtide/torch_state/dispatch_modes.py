@@ -18,10 +18,14 @@ __all__ = ["in_place_of_operators", "with_foreign_modes", "without_foreign_modes
 _foreign = threading.local()
 
 
+class _Own:
+    """Marks modes of our own."""
+
+
 def in_place_of_operators(call: Callable[[Callable[..., Any], Any, Any], Any]) -> Any:
     """A mode under which `call(operator, args, kwargs)` stands for every operator, compiled steps too."""
 
-    class Mode(private("TorchDispatchMode")):  # type: ignore[misc]
+    class Mode(_Own, private("TorchDispatchMode")):  # type: ignore[misc]
         supports_higher_order_operators = True
 
         @classmethod
@@ -35,16 +39,25 @@ def in_place_of_operators(call: Callable[[Callable[..., Any], Any, Any], Any]) -
 
 
 @contextmanager
-def without_foreign_modes() -> Iterator[None]:
-    """Take dispatch modes off while torch looks up or makes the compiled step."""
+def without_foreign_modes(*, ours: bool = True) -> Iterator[None]:
+    """Take dispatch modes off while torch looks up or makes the compiled step.
+
+    Of a step in pieces our own stay on (not `ours`): they see what runs between the pieces, and torch runs
+    compiled functions under them.
+    """
     if not private("count_modes")():
         yield
         return
     with private("without_modes")() as modes:
-        outer, _foreign.modes = getattr(_foreign, "modes", ()), list(modes or ())
+        stay = [mode for mode in modes or () if isinstance(mode, _Own) and not ours]
+        outer, _foreign.modes = getattr(_foreign, "modes", ()), [m for m in modes or () if m not in stay]
+        for mode in stay:
+            private("push_mode")(mode)
         try:
             yield
         finally:
+            for _ in stay:
+                private("pop_mode")()
             _foreign.modes = outer
 
 

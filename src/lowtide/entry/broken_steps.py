@@ -1,0 +1,330 @@
+"""A capped step that torch captures in pieces: several graphs under one budget.
+
+The first call of such a step is looked at (`passages.py`) while each piece runs by the plan that saves least.
+Before the next call the pieces are planned together (`planner/joined_budget.py`): the plan that the user sees
+is of the whole step, with what is not captured in its place. A call that turns out to be of other pieces than
+were seen goes on by the plans that save least, and the next calls are looked at again until it was seen
+whole. Steps that were seen are kept, `max_plans` of them; those that begin alike share their plans as far as
+they are alike.
+
+Limits: the eager executor and the method "auto". Compiled pieces, pieces whose layers may keep a sketch,
+steps with collectives, and `backend="lowtide"`, which sees no calls, are planned piece by piece.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from .._torch import in_process_group, private
+from ..console.log import log, planning
+from ..console.user_frames import own_lines
+from ..devices.allocator import rounded
+from ..devices.baseline import fixed_bands, states
+from ..devices.memory import memory_of
+from ..devices.optimizers import state_bytes
+from ..errors import PlanMismatch
+from ..options import Options, limit
+from ..pipeline.eager_step import eager_runner
+from ..pipeline.in_flight import BAND, Call, keep_account, refuse_if_over
+from ..pipeline.optimizer_steps import seen, seen_for
+from ..pipeline.pieces import Piece, call_under_way, is_tensor, note_saved
+from ..pipeline.runnable_step import RunnableStep, backward_node
+from ..planner.joined_budget import Chosen, Ladders, plan_together
+from ..planner.joined_graph import BrokenStep, join
+from ..planner.unit_plans import saved_by
+from ..plans.planned_step import Plan
+from ..process_wide import here
+from ..units import format_bytes
+from .kept_plans import KeptPlans
+from .passages import Passage
+
+__all__ = ["Pieces", "are_joined"]
+
+Key = tuple[int, ...]
+"""The pieces of a step in the order in which they run."""
+
+_leaves = private("tree_leaves")
+
+
+def are_joined(options: Options) -> bool:
+    """Whether the pieces of a step are planned together."""
+    plain = options.executor == "eager" and options.method == "auto" and not options.split
+    given = options.budget is not None and options.plan is None
+    return options.allow_breaks and plain and given and not in_process_group()
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call under way: the pieces that ran, and who looks at it."""
+
+    passage: Passage | None
+    done: Key = ()
+    strayed: bool = False
+    node: Any = None
+
+
+class _UnderWay(threading.local):
+    call: _Call | None = None
+
+
+_here = _UnderWay()
+
+
+@dataclass(eq=False)
+class Pieces:
+    """The pieces of one entry, the steps that were seen of them, and their plans."""
+
+    entry: Any
+    say: Callable[[str], None]
+    pieces: dict[int, Piece] = field(default_factory=dict)
+    steps: KeptPlans[tuple[BrokenStep, tuple[Piece, ...]]] = field(init=False)
+    looked_at: list[Passage] = field(default_factory=list)
+    chosen: dict[Key, Chosen] = field(default_factory=dict)
+    turns: dict[Key, Plan] = field(default_factory=dict)
+    followed: dict[tuple[int, int], RunnableStep] = field(default_factory=dict)
+    counted: dict[Any, int] = field(default_factory=dict)
+    last: Key = ()
+    look: bool = True
+
+    def __post_init__(self) -> None:
+        self.steps = KeptPlans(self.options.max_plans, self.say)
+        self.entry = weakref.proxy(self.entry)
+
+    @property
+    def options(self) -> Options:
+        options: Options = self.entry.options
+        return options
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the last step as a whole; None where it was not planned as a whole yet."""
+        found = self.chosen.get(self.last)
+        return None if found is None else found.plan
+
+    def piece(self, module: fx.GraphModule) -> Piece:
+        """What is known of a new piece: where torch ended it, if it broke its graph there."""
+        reason: Any = getattr(module, "compile_subgraph_reason", None)
+        broken = reason is not None and reason.graph_break
+        shown = own_lines(list(reason.user_stack))[-1:] if broken else []
+        where = "".join(f"{line.filename.rpartition('/')[2]}:{line.lineno}" for line in shown)
+        return Piece(module, where)
+
+    # Calls
+
+    @contextmanager
+    def call(self, args: Any) -> Iterator[Callable[[Any], None]]:
+        """A call of the step; what it gives is to be told of the result."""
+        passage = Passage(_device(args)) if self.look else None
+        refuse_if_over(self.entry.caller, self.plan)
+        call = _Call(passage)
+        with here(_here, call=call), call_under_way(), passage.looking() if passage else nullcontext():
+            yield lambda result: self.end(call, result)
+
+    def end(self, call: _Call, result: Any) -> None:
+        """The call returns."""
+        self.last = call.done
+        if call.done in self.steps:
+            self.steps.use(call.done)
+        passage = call.passage
+        if passage is not None and call.done:
+            passage.end_forward(result, _outside(self.options, result))
+            self.looked_at = [passage]
+        if call.strayed:
+            self.look = True
+            self.say(
+                f"this call of {self.entry.caller.name} ran other pieces than those planned together. They "
+                "ran by the plans that save least, and nothing is promised of their peak together. Next "
+                "calls are looked at until this way was seen whole, and it is planned with the others then"
+            )
+        plan = self.plan
+        if call.node is not None and plan is not None:
+            entry = self.entry
+            keep_account(call.node, Call(entry.caller, plan, entry.autocast, limit(self.options, plan)))
+
+    def run(self, part: RunnableStep, args: tuple[Any, ...]) -> tuple[RunnableStep, Any]:
+        """One run of a piece, by its plan in the step that the call seems to be."""
+        call = _here.call
+        if call is None or part.plan is None:
+            return part, part(*args)
+        if part.asked.piece is not None and part.asked.piece.stale:
+            self.renew(part, args)
+        call.done = (*call.done, id(part))
+        plan = self.turns.get(call.done)
+        step = part if plan is None else self.following(part, plan, args)
+        call.strayed |= plan is None and bool(self.turns)
+        if call.passage is not None and part.asked.piece is not None:
+            results = call.passage.run(part, step, args)
+        else:
+            results = step(*args)
+        assert step.plan is not None
+        note_saved(step.plan)
+        call.node = backward_node(results, args) or call.node
+        return step, results
+
+    def following(self, part: RunnableStep, plan: Plan, args: tuple[Any, ...]) -> RunnableStep:
+        """The piece by one of its plans; by its own where it is another graph now."""
+        key = id(part), id(plan)
+        if key not in self.followed:
+            asked = replace(part.asked, options=replace(self.options, budget=None, plan=plan))
+            try:
+                with private("without_modes")():
+                    runner = eager_runner(asked, asked.piece.module, args, self.entry.caller.holds)
+            except PlanMismatch:
+                self.forget()
+                return part
+            self.followed[key] = RunnableStep(asked, part.caller, runner, part.conditions, part.stepping)
+        return self.followed[key]
+
+    def renew(self, part: RunnableStep, args: tuple[Any, ...]) -> None:
+        """Capture a piece anew, with what is known of it now."""
+        part.asked.piece.stale = False
+        with private("without_modes")():
+            part.runner = eager_runner(part.asked, part.asked.piece.module, args, self.entry.caller.holds)
+
+    def forget(self) -> None:
+        """What was seen is of other graphs than there are now: look again."""
+        self.steps.clear()
+        self.chosen, self.turns, self.followed, self.look = {}, {}, {}, True
+
+    # Plans
+
+    def settle(self) -> None:
+        """Plan the steps that were seen, before the next call; nothing where all are planned."""
+        found = [passage for passage in self.looked_at if passage.complete]
+        if not found:
+            return
+        pieces = [tuple(turn.piece for turn in passage.turns) for passage in found]
+        if any(piece.graph is None for each in pieces for piece in each):
+            self.look = False
+            return
+        if self.with_what_came(found):
+            self.looked_at = []
+            return
+        for passage, of in zip(found, pieces, strict=True):
+            key = tuple(id(turn.part) for turn in passage.turns)
+            if key not in self.steps:
+                self.steps.make_room(key)
+            self.steps[key] = passage.seen(), of
+        with planning():
+            self.plan_together()
+        self.looked_at, self.look = [], False
+
+    def with_what_came(self, passages: list[Passage]) -> bool:
+        """Have pieces captured anew whose backward got fewer gradients than it could, and look again.
+
+        A number that Python reads (`.item()`) is a result of its piece, and its gradient never comes.
+        """
+        if self.options.differentiate == "all":
+            return False
+        absent = {piece: places for passage in passages for piece, places in passage.absent().items()}
+        changed = {piece for piece, places in absent.items() if places > piece.absent and not piece.settled}
+        for piece in changed:
+            piece.absent, piece.stale, piece.settled = absent[piece], True, True
+        return bool(changed)
+
+    def plan_together(self) -> None:
+        """One budget over the pieces of all steps that a call may turn out to be."""
+        budget = self.options.budget
+        assert budget is not None
+        ladders = {key: self.ladders(step, pieces) for key, (step, pieces) in self.steps.items()}
+        some = next(iter(ladders.values()))
+        device = memory_of(some.plans[0][0].graph, None)
+        before, self.chosen = self.chosen, plan_together(ladders, budget, device, self.notes)
+        self.turns = {
+            key[: place + 1]: plan
+            for key, chosen in self.chosen.items()
+            for place, plan in enumerate(chosen.turns)
+        }
+        self.followed = {}
+        for key, chosen in self.chosen.items():
+            if key not in before:
+                self.tell(chosen)
+
+    def ladders(self, step: BrokenStep, pieces: tuple[Piece, ...]) -> Ladders:
+        """The plans of each turn, and what is there beside the step."""
+        plans = tuple(piece.plans(self.options.planning_seconds) for piece in pieces)
+        bare = join(step, [each[0] for each in plans], fixed={}).graph
+        device = torch.device(bare.device)
+        others = [one for _, one in seen_for(self.trained(), device)]
+        counted = states(self.options.optimizer, others, device)
+        self.counted = {seen(state.optimizer): state.held + state.coming for state in counted}
+        beside = self.entry.beside
+        fixed = fixed_bands(bare, device, counted, present=True, in_flight=beside)
+        return Ladders(step, plans, {**fixed, **({BAND: beside} if beside else {})})
+
+    def trained(self) -> list[weakref.ref[torch.Tensor]]:
+        refs = (ref for part in self.entry.parts for ref in part.inputs.trained)
+        return list({id(ref()): ref for ref in refs}.values())
+
+    def uncounted_state(self) -> int:
+        """The bytes of optimizer state that are there now and that the plans do not count."""
+        plan = self.plan
+        if plan is None:
+            return 0
+        device = torch.device(plan.graph.device)
+        found = seen_for(self.trained(), device)
+        return sum(max(0, state_bytes(one, device) - self.counted.get(key, 0)) for key, one in found)
+
+    def tell(self, chosen: Chosen) -> None:
+        plan = chosen.plan
+        budget = "none" if plan.budget is None else format_bytes(plan.budget)
+        log.info(
+            "planned together, %d pieces: peak %s of %s uncapped, budget %s, %+.1f%% time",
+            len(chosen.turns),
+            format_bytes(plan.peak),
+            format_bytes(plan.uncapped.peak),
+            budget,
+            100 * plan.extra,
+        )
+        for note in plan.notes:
+            self.say(note)
+
+    def notes(self, ladders: Ladders, chosen: Chosen) -> list[str]:
+        """What a plan of several pieces says of them, and of what is not captured."""
+        step = ladders.step
+        each = ", ".join(
+            f"{place} saves {format_bytes(saved_by(plan))} at {plan.extra:+.1%} time"
+            for place, plan in enumerate(chosen.turns, 1)
+        )
+        found = [f"one budget over {len(chosen.turns)} pieces, in the order in which they run: piece {each}"]
+        pairs = list(zip(step.before, step.before[1:], strict=False))
+        for place, (_, between) in enumerate(pairs[:-1], 1):
+            where = f" ({between.where})" if between.where else ""
+            held = sum(between.writes.values())
+            found.append(
+                f"between pieces {place} and {place + 1}{where} the model runs as it is: it was seen to take "
+                f"{format_bytes(between.bytes)} there and to keep {format_bytes(held)} of it, and nothing of "
+                "that is recomputed"
+            )
+        return found
+
+
+def _device(args: Any) -> torch.device:
+    """The device that a step runs on, by what it is called with."""
+    devices = {leaf.device for leaf in _leaves(args) if isinstance(leaf, torch.Tensor)}
+    others = sorted((device for device in devices if device.type != "cpu"), key=str)
+    return others[0] if others else torch.device("cpu")
+
+
+def _outside(options: Options, result: Any) -> int:
+    """Bytes for a loss that the caller computes, as for a step of one graph (`outside_loss.py`)."""
+    if not isinstance(options.outside, str):
+        return options.outside
+    tensors = [leaf for leaf in _leaves(result) if is_tensor(leaf) and leaf.requires_grad]
+    if not tensors or any(leaf.numel() == 1 for leaf in tensors):
+        return 0
+    sizes = (
+        max(leaf.element_size(), 4) if torch.is_autocast_enabled() else leaf.element_size()
+        for leaf in tensors
+    )
+    return 2 * sum(
+        rounded(leaf.numel() * size, leaf.device) for leaf, size in zip(tensors, sizes, strict=True)
+    )

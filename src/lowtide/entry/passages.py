@@ -1,0 +1,312 @@
+"""One call of a step that comes in pieces, looked at from its forward to the end of its backward.
+
+What the simulator must know of the whole step and no graph of a piece tells: which storages go from one piece
+to the next, which of them somebody else than the pieces holds, and what runs between the pieces. Storages are
+known by their identity and only weakly held. They are looked for when a piece begins, in the forward and in
+the backward; what is alive then and no piece needs any more, something else holds: the caller, a variable of
+the model, an operator between the pieces that has saved it.
+
+What is not captured makes storages of its own. They are counted by a dispatch mode, which is on while the
+model's own code runs between the pieces, and around each of autograd's nodes that are not of a piece.
+
+Limits: what an operator between the pieces takes and gives back inside is not seen, nor what libraries take
+past torch's operators. A loss outside of the call is not looked at; bytes are set aside for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from .._torch import private, storage_key
+from ..measuring.tracker import live_storages
+from ..pipeline.pieces import Piece, begin_backward, is_tensor, turn_under_way
+from ..pipeline.runnable_step import RunnableStep, backward_node
+from ..planner.joined_graph import Between, BrokenStep
+from ..planner.joined_graph import Turn as SeenTurn
+from ..plans.schedule import Run
+
+__all__ = ["Passage"]
+
+_leaves = private("tree_leaves")
+_numbers = count(1)
+
+
+@dataclass(frozen=True)
+class _Store:
+    """A storage that was met: which one it is, and a weak reference to it."""
+
+    number: int
+    ref: StorageWeakRef
+
+
+class _Gaps(live_storages):
+    """Counts the storages that are made while no piece runs."""
+
+    def __init__(self, device: torch.device, found: Callable[[torch.Tensor], None]) -> None:
+        super().__init__(device)
+        self.found = found
+        self.away = True
+        self.most = 0
+        self.start = 0
+
+    def call(self, operator: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return operator(*args, **kwargs) if self.away else super().call(operator, args, kwargs)
+
+    def make(self, tensor: torch.Tensor) -> None:
+        new = self.storage(tensor) is not None and storage_key(tensor) not in self.known
+        super().make(tensor)
+        if new:
+            self.found(tensor)
+
+    def note_peak(self) -> None:
+        self.most = max(self.most, self.made)
+
+    def taken(self) -> int:
+        """The most that was there at once since this was asked before, above what was there then."""
+        taken = self.most - self.start
+        self.most = self.start = self.made
+        return max(taken, 0)
+
+
+@dataclass(eq=False)
+class _Turn:
+    """One run of a piece, and the storages that its functions were given and gave."""
+
+    passage: Passage
+    place: int
+    part: RunnableStep
+    step: RunnableStep
+    piece: Piece
+    inputs: dict[str, int] = field(default_factory=dict)
+    outputs: dict[str, int] = field(default_factory=dict)
+    tangents: dict[str, int] = field(default_factory=dict)
+    gradients: dict[str, int] = field(default_factory=dict)
+    rereads: frozenset[int] = frozenset()
+    absent: frozenset[int] | None = None
+
+    def forward(self, given: Sequence[Any], results: Sequence[Any] | None) -> None:
+        if results is None:
+            self.inputs = self.passage.met(self.piece.primals, given, self.piece)
+        else:
+            self.outputs = self.passage.met(self.piece.outputs, results, self.piece)
+            self.rereads = frozenset(self.needed())
+
+    def backward(self, tangents: Sequence[Any], gradients: Sequence[Any] | None) -> None:
+        if gradients is None:
+            self.absent = frozenset(place for place, one in enumerate(tangents) if one is None)
+            known = {store.number for store in self.passage.stores.values()}
+            self.tangents = self.passage.met(self.piece.tangents, tangents, self.piece)
+            self.passage.came(self.tangents, known, self.piece)
+        else:
+            self.gradients = self.passage.met(self.piece.gradients, gradients, self.piece)
+
+    def needed(self) -> Iterator[int]:
+        """What goes in or comes out and its backward reads: until then it holds that itself."""
+        plan = self.step.plan
+        assert plan is not None
+        runs = (step.op for step in plan.schedule.backward if isinstance(step, Run))
+        read = {name for op in runs for name in plan.graph.op[op].reads}
+        return (
+            number for names in (self.inputs, self.outputs) for name, number in names.items() if name in read
+        )
+
+    def seen(self) -> SeenTurn:
+        assert self.piece.graph is not None
+        pairs = zip(self.piece.gradients, self.piece.primals, strict=False)
+        return SeenTurn(
+            self.piece.graph,
+            self.inputs,
+            self.outputs,
+            self.tangents,
+            self.gradients,
+            {gradient: primal for gradient, primal in pairs if gradient and primal},
+            self.rereads,
+        )
+
+
+class Passage:
+    """A call that is looked at, and then its backward."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stores: dict[int, _Store] = {}
+        self.turns: list[_Turn] = []
+        self.nodes: set[Any] = set()
+        self.gaps = _Gaps(device, self.made)
+        self.new: dict[int, int] = {}
+        self.before: list[Between] = []
+        self.before_backward: list[Between] = []
+        self.waiting: set[int] = set()
+        self.backward: list[int] = []
+        self.returned: frozenset[int] = frozenset()
+        self.losses: dict[int, int] = {}
+        self.outside = 0
+        self.ended = False
+
+    # Storages
+
+    def met(self, names: Sequence[str | None], items: Sequence[Any], piece: Piece) -> dict[str, int]:
+        """The storages of values; what the piece has made is new, also in the place of something else."""
+        found: dict[str, int] = {}
+        makes = names is piece.outputs or names is piece.gradients
+        for name, item in zip(names, items, strict=False):
+            if name is not None and is_tensor(item) and name not in found:
+                found[name] = self.number(item, fresh=makes and name in piece.made)
+        return found
+
+    def number(self, tensor: torch.Tensor, *, fresh: bool = False) -> int:
+        key = storage_key(tensor)
+        if fresh or key not in self.stores:
+            storage = tensor.untyped_storage()
+            self.stores[key] = _Store(next(_numbers), StorageWeakRef(storage))
+        return self.stores[key].number
+
+    def made(self, tensor: torch.Tensor) -> None:
+        """Called with what is made between pieces."""
+        number = self.number(tensor, fresh=True)
+        self.new[number] = self.gaps.size(tensor)
+
+    def came(self, tangents: dict[str, int], known: set[int], piece: Piece) -> None:
+        """The gradients that a backward was given: it holds them, and nobody else as far as is known.
+
+        Where nothing was seen to make one, autograd has: it added some up, or copied one.
+        """
+        assert piece.graph is not None
+        last, value = self.before_backward[-1], piece.graph.value
+        sizes = {number: value[name].bytes for name, number in tangents.items() if number not in known}
+        made = sizes if len(self.backward) > 1 else {}  # those of the first come from the caller
+        self.before_backward[-1] = replace(
+            last, reads=last.reads - set(tangents.values()), writes={**last.writes, **made}
+        )
+
+    def alive(self) -> set[int]:
+        return {store.number for store in self.stores.values() if not store.ref.expired()}
+
+    # The forward
+
+    def run(self, part: RunnableStep, step: RunnableStep, args: tuple[Any, ...]) -> Any:
+        """One run of a piece, by a plan of its own or by another one."""
+        piece: Piece = part.asked.piece
+        self.before.append(self.gap(self.turns[-1].piece.where if self.turns else ""))
+        turn = _Turn(self, len(self.turns), part, step, piece)
+        self.turns.append(turn)
+        with self.looking_away(), turn_under_way(turn):
+            results = step(*args)
+        node = backward_node(results, args)
+        if node is not None:
+            self.waiting.add(turn.place)
+            self.nodes.add(node)
+            node.register_prehook(lambda *_: self.begin_backward(turn))
+        return results
+
+    def gap(self, where: str, needed: frozenset[int] = frozenset()) -> Between:
+        """What ran since the last piece."""
+        alive, taken = self.alive(), self.gaps.taken()
+        writes = {number: size for number, size in self.new.items() if number in alive}
+        self.new.clear()
+        return Between(frozenset(alive - needed), writes, max(taken - sum(writes.values()), 0), where)
+
+    @contextmanager
+    def looking_away(self) -> Iterator[None]:
+        before, self.gaps.away = self.gaps.away, True
+        try:
+            yield
+        finally:
+            self.gaps.away = before
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Count what the model's own code makes between pieces."""
+        self.gaps.away = False
+        try:
+            with self.gaps.mode:
+                yield
+        finally:
+            self.gaps.away = True
+
+    def end_forward(self, result: Any, outside: int) -> None:
+        """The call returns; from here on the caller's own code runs."""
+        tensors = [leaf for leaf in _leaves(result) if is_tensor(leaf)]
+        self.returned = frozenset(self.number(leaf) for leaf in tensors)
+        scalars = [leaf for leaf in tensors if leaf.numel() == 1 and leaf.grad_fn is not None]
+        self.losses = {
+            next(_numbers): self.gaps.size(leaf) for leaf in scalars if leaf.grad_fn not in self.nodes
+        }
+        self.outside = outside
+        self.before.append(self.gap(""))
+        self.ended = True
+        for node in _others(tensors, self.nodes):
+            node.register_prehook(self.enter)
+            node.register_hook(self.leave)
+        self.nodes.clear()  # they hold what was saved
+
+    # The backward
+
+    def enter(self, *_: Any) -> None:
+        """Count what one of autograd's nodes makes that is not of a piece."""
+        self.gaps.away = False
+        self.gaps.mode.__enter__()
+
+    def leave(self, *_: Any) -> None:
+        self.gaps.mode.__exit__(None, None, None)
+        self.gaps.away = True
+
+    def begin_backward(self, turn: _Turn) -> None:
+        if turn.place not in self.waiting:
+            return
+        gap = self.gap("", self.still_needed())
+        if not self.backward:  # `loss.backward()` holds the gradient of a loss that is of no piece
+            gap = replace(gap, writes={**gap.writes, **self.losses})
+        self.before_backward.append(gap)
+        self.waiting.discard(turn.place)
+        self.backward.append(turn.place)
+        begin_backward(turn)
+
+    def still_needed(self) -> frozenset[int]:
+        """What pieces hold themselves whose backward is still to come."""
+        return frozenset().union(*(self.turns[place].rereads for place in self.waiting))
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole step was seen; to be asked before the next call, when no backward runs."""
+        return self.ended and bool(self.backward)
+
+    def absent(self) -> dict[Piece, frozenset[int]]:
+        """The places of results whose gradients did not come in any turn of a piece."""
+        found: dict[Piece, frozenset[int]] = {}
+        for turn in self.turns:
+            if turn.absent is not None:
+                found[turn.piece] = found.get(turn.piece, turn.absent) & turn.absent
+        return found
+
+    def seen(self) -> BrokenStep:
+        """The step as it was seen."""
+        end = Between(self.before_backward[-1].reads | self.alive() | set(self.losses))
+        return BrokenStep(
+            tuple(turn.seen() for turn in self.turns),
+            tuple(self.backward),
+            tuple(self.before),
+            (*self.before_backward, end),
+            self.returned,
+            self.outside,
+        )
+
+
+def _others(tensors: Iterable[torch.Tensor], pieces: set[Any]) -> Iterator[Any]:
+    """Autograd's nodes of a call that are not of a piece; leaves are left out."""
+    stack: list[Any] = [tensor.grad_fn for tensor in tensors]
+    met: set[Any] = set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in met:
+            continue
+        met.add(node)
+        if node not in pieces and not hasattr(node, "variable"):
+            yield node
+        stack += [following for following, _ in node.next_functions]
