@@ -46,7 +46,8 @@ class Options:
       the first backward begins, and plans for what the caller does from the next call on; "held" counts it
       to the end; "free" counts on nobody holding it, and refuses a backward where somebody does and that does
       not fit. For the eager executor; elsewhere it counts as held.
-    - `allow_breaks`: plan the pieces of a step that is not one graph, each by itself.
+    - `allow_breaks`: plan the pieces of a step that is not one graph, together once the first call has shown
+      them, and leave what is between them as it is (docs/limits.md).
     - `split`: True lets regions of the step run a chunk of rows at a time where the budget needs it (the head
       and the loss of a language model, its MLPs), so that logits are never there as a whole; a number is that
       of the chunks. Gradients are then equal to rounding; without it they are bitwise the same.

@@ -229,7 +229,11 @@ class _Lifting:
                 return self.inputs[name]
             return "output" if name in outputs else "gradient" if name in gradients else "activation"
 
-        return [Value(name, size, kind(name)) for name, size in self.bytes_of.items()]
+        # A piece of a step may hand back a gradient that it was given, as a view: it stays till the end.
+        handed_back = {name for name in gradients if self.inputs.get(name) == "tangent"}
+        return [
+            Value(name, size, kind(name), held=name in handed_back) for name, size in self.bytes_of.items()
+        ]
 
     def names(self, nodes: list[Any]) -> set[str]:
         return {

@@ -122,7 +122,7 @@ def _describe_break(error: Any) -> str:
     return (
         f"the step is not one graph: torch cannot capture {where} ({_reason(error)}). "
         "A byte cap needs the whole step. Move that line out of the captured call, or cap the model with "
-        "lowtide.cap(..., allow_breaks=True), which plans the pieces one by one."
+        "lowtide.cap(..., allow_breaks=True), which plans the pieces around it."
     )
 
 

@@ -27,7 +27,9 @@ def with_tangents_that_come(graph: Graph, trace: Trace) -> Graph:
         if value.kind != "tangent":
             return value
         come = value.name in held
-        return replace(value, bytes=value.bytes if come else 0, held=come and held[value.name])
+        return replace(
+            value, bytes=value.bytes if come else 0, held=come and (held[value.name] or value.held)
+        )
 
     return graph.replace(values=tuple(map(known, graph.values)))
 

@@ -256,9 +256,10 @@ class Pieces:
         others = [one for _, one in seen_for(self.trained(), device)]
         counted = states(self.options.optimizer, others, device)
         self.counted = {seen(state.optimizer): state.held + state.coming for state in counted}
-        beside = self.entry.beside
-        fixed = fixed_bands(bare, device, counted, present=True, in_flight=beside)
-        return Ladders(step, plans, {**fixed, **({BAND: beside} if beside else {})})
+        fixed = fixed_bands(bare, device, counted, present=True, in_flight=self.entry.beside)
+        others_read = step.beside if device.type == "cpu" else 0  # on CUDA they are among the others
+        more = {BAND: self.entry.beside, "read between pieces": others_read}
+        return Ladders(step, plans, {**fixed, **{name: size for name, size in more.items() if size}})
 
     def trained(self) -> list[weakref.ref[torch.Tensor]]:
         refs = (ref for part in self.entry.parts for ref in part.inputs.trained)

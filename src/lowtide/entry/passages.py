@@ -47,17 +47,28 @@ class _Store:
 
 
 class _Gaps(live_storages):
-    """Counts the storages that are made while no piece runs."""
+    """Counts the storages that are made while no piece runs, and tells those that are read."""
 
-    def __init__(self, device: torch.device, found: Callable[[torch.Tensor], None]) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        found: Callable[[torch.Tensor], None],
+        read: Callable[[torch.Tensor], None],
+    ) -> None:
         super().__init__(device)
-        self.found = found
+        self.found, self.read = found, read
         self.away = True
         self.most = 0
         self.start = 0
 
     def call(self, operator: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return operator(*args, **kwargs) if self.away else super().call(operator, args, kwargs)
+
+    def give(self, tensor: torch.Tensor) -> None:
+        new = self.storage(tensor) is not None and storage_key(tensor) not in self.known
+        super().give(tensor)
+        if new:
+            self.read(tensor)
 
     def make(self, tensor: torch.Tensor) -> None:
         new = self.storage(tensor) is not None and storage_key(tensor) not in self.known
@@ -106,6 +117,7 @@ class _Turn:
             self.passage.came(self.tangents, known, self.piece)
         else:
             self.gradients = self.passage.met(self.piece.gradients, gradients, self.piece)
+            self.passage.after = self.passage.alive()
 
     def needed(self) -> Iterator[int]:
         """What goes in or comes out and its backward reads: until then it holds that itself."""
@@ -138,8 +150,10 @@ class Passage:
         self.stores: dict[int, _Store] = {}
         self.turns: list[_Turn] = []
         self.nodes: set[Any] = set()
-        self.gaps = _Gaps(device, self.made)
+        self.gaps = _Gaps(device, self.made, self.read)
         self.new: dict[int, int] = {}
+        self.given: dict[int, int] = {}
+        self.after: set[int] = set()
         self.before: list[Between] = []
         self.before_backward: list[Between] = []
         self.waiting: set[int] = set()
@@ -172,6 +186,11 @@ class Passage:
         number = self.number(tensor, fresh=True)
         self.new[number] = self.gaps.size(tensor)
 
+    def read(self, tensor: torch.Tensor) -> None:
+        """Called with what is read between pieces and was not made there."""
+        if not self.ended:
+            self.given[self.number(tensor)] = self.gaps.size(tensor)
+
     def came(self, tangents: dict[str, int], known: set[int], piece: Piece) -> None:
         """The gradients that a backward was given: it holds them, and nobody else as far as is known.
 
@@ -198,6 +217,7 @@ class Passage:
         self.turns.append(turn)
         with self.looking_away(), turn_under_way(turn):
             results = step(*args)
+        self.after = self.alive()
         node = backward_node(results, args)
         if node is not None:
             self.waiting.add(turn.place)
@@ -210,7 +230,8 @@ class Passage:
         alive, taken = self.alive(), self.gaps.taken()
         writes = {number: size for number, size in self.new.items() if number in alive}
         self.new.clear()
-        return Between(frozenset(alive - needed), writes, max(taken - sum(writes.values()), 0), where)
+        reads = frozenset((alive | self.after) - needed)
+        return Between(reads, writes, max(taken - sum(writes.values()), 0), where)
 
     @contextmanager
     def looking_away(self) -> Iterator[None]:
@@ -287,6 +308,7 @@ class Passage:
 
     def seen(self) -> BrokenStep:
         """The step as it was seen."""
+        of_pieces = {n for turn in self.turns for n in (*turn.inputs.values(), *turn.outputs.values())}
         end = Between(self.before_backward[-1].reads | self.alive() | set(self.losses))
         return BrokenStep(
             tuple(turn.seen() for turn in self.turns),
@@ -295,6 +317,7 @@ class Passage:
             (*self.before_backward, end),
             self.returned,
             self.outside,
+            sum(size for number, size in self.given.items() if number not in of_pieces),
         )
 
 

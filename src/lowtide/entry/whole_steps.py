@@ -60,7 +60,7 @@ def refuse_part(module: fx.GraphModule) -> None:
     if reason is not None:
         raise GraphBreak(
             f"the step is not one graph: {reason}. A byte cap needs the whole step; allow_breaks=True plans "
-            "the pieces one by one."
+            "the pieces, and leaves what is between them as it is."
         )
 
 
@@ -68,7 +68,7 @@ def refuse_second_part() -> None:
     """Refuse a second graph of one call, whoever made two of it."""
     raise GraphBreak(
         "the step is not one graph: torch handed over a second one for the same call. A byte cap needs the "
-        "whole step; allow_breaks=True plans the pieces one by one."
+        "whole step; allow_breaks=True plans the pieces, and leaves what is between them as it is."
     )
 
 

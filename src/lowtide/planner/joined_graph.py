@@ -67,7 +67,8 @@ class BrokenStep:
     """A step in pieces, as it was seen: what runs before each turn and after the last, forward and backward.
 
     `backward` are the turns in the order of their backward, `returned` the storages that the caller was
-    given, `outside` the bytes of a loss that the caller computes.
+    given, `outside` the bytes of a loss that the caller computes, `beside` those of tensors that were there
+    before and that only what is not captured reads.
     """
 
     turns: tuple[Turn, ...]
@@ -76,6 +77,7 @@ class BrokenStep:
     before_backward: tuple[Between, ...]
     returned: frozenset[int] = frozenset()
     outside: int = 0
+    beside: int = 0
 
     def alone(self, place: int) -> BrokenStep:
         """One turn of it, with what it is given by others and what others hold of it as it is in the step."""
@@ -128,6 +130,8 @@ class _Joined:
         self.values: dict[str, Value] = {}
         self.of_storage: dict[int, str] = {}
         self.names: list[dict[str, str]] = [{} for _ in step.turns]
+        self.first_of: dict[str, int] = {}
+        self.summed: list[str] = []
         self.ops: list[Op] = []
         self.write_in()
 
@@ -162,6 +166,8 @@ class _Joined:
     def between(self, name: str, seen: Between, phase: str, *, more: Sequence[str] = ()) -> None:
         there = [self.of_storage[each] for each in sorted(seen.reads) if each in self.of_storage]
         reads = [each for each in there if self.values[each].kind not in GIVEN_KINDS]
+        reads += self.summed  # autograd adds them to the first ones, and they are gone
+        self.summed = []
         writes = [self.new(f"{name}: {each}", size, each) for each, size in seen.writes.items()]
         module = f"{name}, not captured"
         op = Op(
@@ -231,18 +237,21 @@ class _Joined:
         )
 
     def written(self, place: int, turn: Turn, name: str) -> str:
-        """What an op of a turn writes: an output is a value like others, and so is what it hands back."""
+        """What an op of a turn writes: an output is a value like others, and so is what it hands back.
+
+        The gradient of what another turn has read, too, is added to the first one of it.
+        """
         value = turn.graph.value[name]
         storage = turn.outputs.get(name, turn.gradients.get(name))
         kind = value.kind
-        if kind == "output" or (kind == "gradient" and self.hands_back(place, turn, name)):
+        of = self.names[place].get(turn.gradient_of.get(name, ""))
+        added = kind == "gradient" and of is not None and self.first_of.setdefault(of, place) != place
+        handed_back = of is not None and self.values[of].kind not in GIVEN_KINDS
+        if kind == "output" or (kind == "gradient" and (handed_back or added)):
             kind = "activation"
-        return self.new(f"{place + 1}.{name}", value.bytes, storage, kind, held=value.held)
-
-    def hands_back(self, place: int, turn: Turn, gradient: str) -> bool:
-        """Whether a gradient is of something that was made in the step, and so goes on to what made it."""
-        of = self.names[place].get(turn.gradient_of.get(gradient, ""))
-        return of is not None and self.values[of].kind not in GIVEN_KINDS
+        made = self.new(f"{place + 1}.{name}", value.bytes, storage, kind, held=value.held)
+        self.summed += [made] if added and not handed_back else []
+        return made
 
     def left_over(self) -> list[str]:
         """What turns save whose backward never comes: it is there until the step is over."""
