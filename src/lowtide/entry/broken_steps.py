@@ -83,7 +83,7 @@ class Pieces:
     """The pieces of one entry, the steps that were seen of them, and their plans."""
 
     entry: Any
-    say: Callable[[str], None]
+    say: Callable[..., None]
     pieces: dict[int, Piece] = field(default_factory=dict)
     steps: KeptPlans[tuple[BrokenStep, tuple[Piece, ...]]] = field(init=False)
     looked_at: list[Passage] = field(default_factory=list)
@@ -286,7 +286,7 @@ class Pieces:
             100 * plan.extra,
         )
         for note in plan.notes:
-            self.say(note)
+            self.say(note, whatever_numbers=True)
 
     def notes(self, ladders: Ladders, chosen: Chosen) -> list[str]:
         """What a plan of several pieces says of them, and of what is not captured."""
