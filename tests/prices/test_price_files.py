@@ -19,6 +19,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     price_cache._say_not_believed.cache_clear()
+    monkeypatch.setattr(price_cache, "_HELD", {})
     monkeypatch.setenv("LOWTIDE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -102,8 +103,26 @@ def test_a_link_and_a_file_of_all_are_not_read(path, caplog_lowtide, tmp_path):
     assert str(path) in caplog_lowtide[1]
 
 
+def test_a_file_is_read_again_where_it_was_changed_alone(path, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        price_cache, "_read_file", lambda found: read.append(found) or {"op": Price(2.0, 0, None)}
+    )
+    known = PriceList.load(CPU)
+    known["op"] = known["another"] = Price(3.0, 0, None)
+    assert PriceList.load(CPU).prices == {"op": Price(1e-3, 8, None)}
+    known.save()
+    assert PriceList.load(CPU).prices == known.prices
+    assert json.loads(path.read_text())["prices"] == {"op": [3.0, 0, None], "another": [3.0, 0, None]}
+    assert not read
+    path.write_text(content({"op": [2.0, 0, None]}))
+    assert PriceList.load(CPU)["op"] == Price(2.0, 0, None)
+    assert read == [path]
+
+
 def test_a_file_that_is_too_large_is_not_read(path, caplog_lowtide, monkeypatch):
     monkeypatch.setattr(price_cache, "MOST_FILE_BYTES", 10)
+    price_cache._HELD.clear()
     assert not PriceList.load(CPU).prices
     assert "more than 10" in caplog_lowtide[0]
 

@@ -3,6 +3,9 @@
 One file per device, torch version and choice of kernels: other kernels take other times and workspaces. A
 file is data that may be wrong: one entry that cannot be a price, or that makes an output smaller than the
 tensor in it, and the whole file is left aside, by name, and measured anew.
+
+Each capture asks for the list of its device, and a list may have some 10^4 prices. So what a file was found
+to hold is kept, and read again where the file is another one; and so is the text of each price.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ class PriceList:
         except NoCache:  # that was said
             return cls(None)
         try:
-            prices = _read_file(path)
+            prices = _prices_in(path)
         except FileNotFoundError:
             prices = {}
         except (OSError, ValueError) as error:
@@ -93,13 +96,11 @@ class PriceList:
         """Write what is new; a folder that cannot be written to only costs the next measurement."""
         if not self.fresh or self.path is None:
             return
-        data = {
-            "lowtide": "prices",
-            "version": _VERSION,
-            "prices": {key: _written(price) for key, price in self.prices.items()},
-        }
+        prices = ", ".join(_text(key, price) for key, price in self.prices.items())
+        text = f'{{"lowtide": "prices", "version": {_VERSION}, "prices": {{{prices}}}}}'
         try:
-            write_whole(self.path, json.dumps(data).encode(), mode=0o600)
+            write_whole(self.path, text.encode(), mode=0o600)
+            _HELD[self.path] = _stamp(self.path), dict(self.prices)
         except OSError:
             return
         self.fresh = False
@@ -125,6 +126,33 @@ def _kernels() -> list[str]:
         "ieee convolutions": backends.cudnn.conv.fp32_precision != "tf32",  # type: ignore[attr-defined]
     }
     return [name for name, on in settings.items() if on]
+
+
+_HELD: dict[Path, tuple[tuple[int, ...], dict[str, Price]]] = {}
+"""What this process found in a file, or wrote to it, and which state of the file that was."""
+
+_TEXTS: dict[str, tuple[Price, str]] = {}
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What is another one after each change of a file, of its owner and of who may write to it."""
+    found = path.lstat()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _prices_in(path: Path) -> dict[str, Price]:
+    """The prices in a file, which is read where it is not the one that was read last."""
+    stamp = _stamp(path)
+    if path not in _HELD or _HELD[path][0] != stamp:
+        _HELD[path] = stamp, _read_file(path)
+    return dict(_HELD[path][1])
+
+
+def _text(key: str, price: Price) -> str:
+    """A price as it stands in a file."""
+    if key not in _TEXTS or _TEXTS[key][0] is not price:
+        _TEXTS[key] = price, f"{json.dumps(key)}: {json.dumps(_written(price))}"
+    return _TEXTS[key][1]
 
 
 def _written(price: Price) -> list[object]:
