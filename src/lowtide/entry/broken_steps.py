@@ -68,6 +68,7 @@ class _Call:
     passage: Passage | None
     done: Key = ()
     strayed: bool = False
+    whole: bool = True
     node: Any = None
 
 
@@ -134,7 +135,13 @@ class Pieces:
         if call.done in self.steps:
             self.steps.use(call.done)
         passage = call.passage
-        if passage is not None and call.done:
+        if not call.whole:
+            self.look = False
+            self.say(
+                "layers of a piece of this step may keep a sketch: its pieces are not planned together, and "
+                "the promise covers each of them by itself"
+            )
+        elif passage is not None and call.done:
             passage.end_forward(result, _outside(self.options, result))
             self.looked_at = [passage]
         if call.strayed:
@@ -160,7 +167,8 @@ class Pieces:
         plan = self.turns.get(call.done)
         step = part if plan is None else self.following(part, plan, args)
         call.strayed |= plan is None and bool(self.turns)
-        if call.passage is not None and part.asked.piece is not None:
+        call.whole &= part.asked.piece is not None and part.asked.piece.graph is not None
+        if call.passage is not None and call.whole:
             results = call.passage.run(part, step, args)
         else:
             results = step(*args)
@@ -202,9 +210,6 @@ class Pieces:
         if not found:
             return
         pieces = [tuple(turn.piece for turn in passage.turns) for passage in found]
-        if any(piece.graph is None for each in pieces for piece in each):
-            self.look = False
-            return
         if self.with_what_came(found):
             self.looked_at = []
             return
