@@ -348,14 +348,14 @@ def test_a_plan_brings_its_choice_along(choose, tmp_path):
 
 
 def test_compiled_graphs_of_other_choices_have_other_names():
-    from lowtide.run.inductor.step import Partitioner, _Attempt
+    from lowtide.run.inductor.attempt import Attempt, Partitioner
 
     schedule, graph = lowtide.Schedule((), ()), SimpleNamespace(fingerprint="")
     names = set()
     for sketched, trimmed in (((), ()), (("a",), ()), (("b",), ()), ((), ("a",))):
         plan = SimpleNamespace(schedule=schedule, graph=graph, sketched=sketched, trimmed=trimmed, split=())
         stage = SimpleNamespace(planned=SimpleNamespace(plan=plan))
-        attempt = _Attempt(Asked(Options()), lambda *_, stage=stage: stage)
+        attempt = Attempt(Asked(Options()), lambda *_, stage=stage: stage)
         attempt.lowered(None, 1)
         names.add(Partitioner(attempt).uuid())
     assert len(names) == 4

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from .autograd import autocast_knows, boxed, count_global_hooks, frees_tangents, in_backward, place_of
 from .compiling import compiled, stance, usual_stance
+from .drafts import Strides, drafted, report_strides
 from .front_end import branches_answered, calls_looked_at
 from .inductor import generated_code, generated_modules, realized_where_asked, scheduler_pass
 from .kernels import eager_kernels
@@ -46,6 +47,7 @@ __all__ = [
     "ATTRIBUTES",
     "NAMES",
     "SYMBOLIC",
+    "Strides",
     "autocast_knows",
     "boxed",
     "branches_answered",
@@ -54,6 +56,7 @@ __all__ = [
     "changes_gradients",
     "compiled",
     "count_global_hooks",
+    "drafted",
     "eager_kernels",
     "expression",
     "first_run_unwatched",
@@ -79,6 +82,7 @@ __all__ = [
     "private",
     "private_of",
     "realized_where_asked",
+    "report_strides",
     "rules_as_plain",
     "scheduler_pass",
     "set_private",

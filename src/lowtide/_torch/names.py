@@ -53,6 +53,8 @@ NAMES: dict[str, tuple[str, str]] = {
     "InductorChoices": ("torch._inductor.choices:InductorChoices", "2.11-2.13"),
     "decide_layout": ("torch._inductor.graph:GraphLowering.decide_layout_opt", "2.11-2.13"),
     "GraphLowering": ("torch._inductor.graph:GraphLowering", "2.11-2.13"),
+    "SchedulerNode": ("torch._inductor.scheduler:SchedulerNode", "2.11-2.13"),
+    "AsyncCompile": ("torch._inductor.async_compile:AsyncCompile", "2.11-2.13"),
     "StorageBox": ("torch._inductor.ir:StorageBox", "2.11-2.13"),
     "inductor_now": ("torch._inductor.virtualized:V", "2.11-2.13"),
     "register_lowering": ("torch._inductor.lowering:register_lowering", "2.11-2.13"),
