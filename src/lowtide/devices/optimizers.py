@@ -13,6 +13,7 @@ import inspect
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,7 +22,16 @@ from .._torch import inner_tensors, is_optimizer_hook, private, storage_key, wit
 from ..errors import LowtideError
 from .allocator import rounded
 
-__all__ = ["each_optimizer", "first_state", "levels", "like", "state_bytes", "state_tensors", "wraps"]
+__all__ = [
+    "each_optimizer",
+    "first_state",
+    "levels",
+    "like",
+    "state_bytes",
+    "state_tensors",
+    "trying",
+    "wraps",
+]
 
 _INNER = ("optimizer", "_optimizer", "optim", "base_optimizer")
 """Where a wrapper has what it wraps: accelerate and DeepSpeed, Lightning, torch.distributed, SAM."""
@@ -91,11 +101,9 @@ def _tensors(tree: Any, depth: int = 0) -> Iterator[torch.Tensor]:
 _CONTAINERS = (dict, Mapping, list, tuple, set, frozenset)
 
 
-def first_state(optimizer: Any, group: dict[str, Any], dtype: torch.dtype, ndim: int) -> dict[str, Any]:
-    """What a first step makes for a small parameter of `ndim` dimensions, each of another size.
-
-    What it makes may depend on them: Adafactor keeps rows and columns of a matrix, Muon takes nothing else.
-    """
+@contextmanager
+def trying() -> Iterator[None]:
+    """What an optimizer is tried in: no mode, autocast or hook of the caller sees it; nothing warns."""
     with (
         private("without_modes")(),
         private("without_autocast")(),
@@ -105,6 +113,15 @@ def first_state(optimizer: Any, group: dict[str, Any], dtype: torch.dtype, ndim:
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
+        yield
+
+
+def first_state(optimizer: Any, group: dict[str, Any], dtype: torch.dtype, ndim: int) -> dict[str, Any]:
+    """What a first step makes for a small parameter of `ndim` dimensions, each of another size.
+
+    What it makes may depend on them: Adafactor keeps rows and columns of a matrix, Muon takes nothing else.
+    """
+    with trying():
         small = torch.nn.Parameter(torch.zeros(SIZES[: max(ndim, 1)], dtype=dtype, device="cpu"))
         small.grad = torch.zeros_like(small)
         try:

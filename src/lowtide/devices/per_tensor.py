@@ -13,7 +13,6 @@ from __future__ import annotations
 import inspect
 import math
 import threading
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,13 +21,12 @@ import torch
 
 from .._torch import (
     changes_gradients,
-    private,
     steps_as_its_class,
     unhooked,
     without_optimizer_hooks,
 )
 from ..errors import LowtideError
-from .optimizers import each_optimizer, levels, like, wraps
+from .optimizers import each_optimizer, levels, like, trying, wraps
 
 __all__ = ["Chosen", "innermost", "is_stepping", "looked_at", "refuse_joint_updates", "step_on"]
 
@@ -138,15 +136,7 @@ def looked_at(optimizer: Any) -> str | None:
 def _tried(optimizer: Any, group: dict[str, Any]) -> str | None:
     """What goes wrong where small tensors of a group are stepped on one by one; None where nothing does."""
     dtype, ndims = _kind(group)
-    with (
-        private("without_modes")(),
-        private("without_autocast")(),
-        torch.random.fork_rng(devices=[]),
-        torch.no_grad(),
-        without_optimizer_hooks(),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
+    with trying():
         together, alone = (_small(ndims, dtype) for _ in range(2))
         changed = {"capturable": False, **_numbers(group)}
         try:

@@ -281,13 +281,12 @@ class Pieces:
 
     def tell(self, chosen: Chosen) -> None:
         plan = chosen.plan
-        budget = "none" if plan.budget is None else format_bytes(plan.budget)
         log.info(
             "planned together, %d pieces: peak %s of %s uncapped, budget %s, %+.1f%% time",
             len(chosen.turns),
             format_bytes(plan.peak),
             format_bytes(plan.uncapped.peak),
-            budget,
+            plan.budget_in_words,
             100 * plan.extra,
         )
         for note in plan.notes:
@@ -300,17 +299,22 @@ class Pieces:
             f"{place} saves {format_bytes(saved_by(plan))} at {plan.extra:+.1%} time"
             for place, plan in enumerate(chosen.turns, 1)
         )
-        found = [f"one budget over {len(chosen.turns)} pieces, in the order in which they run: piece {each}"]
-        pairs = list(zip(step.before, step.before[1:], strict=False))
-        for place, (_, between) in enumerate(pairs[:-1], 1):
-            where = f" ({between.where})" if between.where else ""
-            held = sum(between.writes.values())
-            found.append(
-                f"between pieces {place} and {place + 1}{where} the model runs as it is: it was seen to take "
-                f"{format_bytes(between.bytes)} there and to keep {format_bytes(held)} of it, and nothing of "
-                "that is recomputed"
+        pieces = f"one budget over {len(chosen.turns)} pieces, in the order in which they run: piece {each}"
+        return [pieces, *_beside_pieces(step)]
+
+
+def _beside_pieces(step: BrokenStep) -> Iterator[str]:
+    """Where the model runs as it is, and was seen to take memory."""
+    for place, between in enumerate(step.before):
+        names = f"between pieces {place} and {place + 1}" if place else "before piece 1"
+        name = f"after piece {place}" if place == len(step.turns) else names
+        where = f" ({between.where})" if between.where else ""
+        most, held = map(format_bytes, (between.bytes, sum(between.writes.values())))
+        if between.bytes:
+            yield (
+                f"{name}{where} the model runs as it is: it was seen to take {most} there and to keep {held} "
+                "of it, and nothing of that is recomputed"
             )
-        return found
 
 
 def _device(args: Any) -> torch.device:

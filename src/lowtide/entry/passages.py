@@ -261,6 +261,7 @@ class Passage:
         }
         self.outside = outside
         self.before.append(self.gap(""))
+        self.after = self.alive()  # what the last operators have saved goes before a piece's backward begins
         self.ended = True
         for node in _others(tensors, self.nodes):
             node.register_prehook(self.enter)

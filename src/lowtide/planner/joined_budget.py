@@ -99,7 +99,8 @@ def _taken(found: Mapping[Key, Chosen], key: Key) -> list[Plan | None]:
 
 
 def _finished(chosen: Chosen, size: int | None, device: DeviceMemory, notes: tuple[str, ...]) -> Plan:
-    return with_reserved(replace(chosen.plan, budget=size, notes=notes), device)
+    plan = replace(chosen.plan, budget=size, smallest=size is None, notes=notes)
+    return with_reserved(plan, device)
 
 
 class _Split:

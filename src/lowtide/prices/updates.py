@@ -9,18 +9,16 @@ whole is extrapolated from there. Where they do not (Muon multiplies whole matri
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from .._torch import private, without_optimizer_hooks
 from ..capture.lift import Lifted
 from ..capture.rewrites.stepping import is_update
 from ..devices.allocator import rounded
-from ..devices.optimizers import like, state_tensors
+from ..devices.optimizers import like, state_tensors, trying
 from ..devices.per_tensor import step_on
 from ..measuring.tracker import live_storages
 
@@ -102,15 +100,7 @@ def _extrapolated(owned: Owned, shapes: Sequence[_Shape], where: Tried) -> int:
 
 def _tried(owned: Owned, shapes: Sequence[_Shape], where: Tried) -> int:
     """The bytes that a step on tensors of these shapes has at most, beside them, gradients and state."""
-    with (
-        private("without_modes")(),
-        private("without_autocast")(),
-        torch.random.fork_rng(devices=[]),
-        torch.no_grad(),
-        without_optimizer_hooks(),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
+    with trying():
         parameters = [_made(shape, where.device) for shape in shapes]
         trial = like(owned.optimizer, owned.group, parameters, _as_there(owned.group, where))
         gradients = [torch.zeros_like(parameter) for parameter in parameters]
