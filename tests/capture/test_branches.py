@@ -64,6 +64,16 @@ def of_a_mask_of_floats(model, y, x, mask):
     return y * 2 if (hidden < 0).flatten().any() else y
 
 
+def of_a_copy_that_is_written(model, y, x, mask):
+    shown = mask.clone()
+    if shown[1, 3]:  # a view of what is written afterwards
+        y = y * 2
+    shown[:, 2:] = 1 - shown[:, 2:]
+    shown |= mask[:, :1] - 1
+    y = y * 3 if shown.all() else y
+    return y if shown.fill_(0).any() else y * 5
+
+
 def as_a_flag(model, y, x, mask):
     whole, some = bool((mask == 1).all()), mask.any().item()
     return y * 2 if whole and not (some and mask[0, 0].item() is False) else y * 3
@@ -89,6 +99,7 @@ def padded():
         (in_a_loop, 2),
         (of_floats_compared, 1),
         (of_a_mask_of_floats, 2),
+        (of_a_copy_that_is_written, 2),
     ],
 )
 def test_each_batch_goes_its_own_way(way, entries):
@@ -134,6 +145,18 @@ def of_what_was_written(model, y, x, mask):
     return y * 2 if mask.all() else y
 
 
+def of_a_copy_with_activations(model, y, x, mask):
+    shown = mask.clone()
+    shown[0] = (y[0, :, 0] > 0).long()
+    return y * 2 if shown.all() else y
+
+
+def of_what_is_written_in_another_way(model, y, x, mask):
+    shown = mask.clone()
+    torch.neg(y.detach()[..., 0].long(), out=shown)
+    return y * 2 if shown.all() else y
+
+
 def of_a_buffer_that_was_written(model, y, x, mask):
     model.count += 1
     return y * 2 if model.count == 1 else y
@@ -144,6 +167,7 @@ def of_a_buffer_that_was_written(model, y, x, mask):
     [
         *(of_parameters, of_an_activation, of_float_sums, of_random_numbers),
         *(of_what_was_written, of_a_buffer_that_was_written),
+        *(of_a_copy_with_activations, of_what_is_written_in_another_way),
     ],
 )
 def test_what_may_be_another_before_the_step_is_refused(way):

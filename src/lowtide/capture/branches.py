@@ -7,7 +7,8 @@ marked in the graph, is asked again before each call, and where it is another on
 own (`conditions`).
 
 That is sound where the condition is computed from the batch and from buffers alone, before anything writes
-to them: then it is the same before the step as at the branch. What comes of parameters is not asked, since
+to them: then it is the same before the step as at the branch. Writes to what the step itself has made are
+made again (`asked_nodes`). What comes of parameters is not asked, since
 it would be computed twice; nor are floating point results, which autocast may round, but for the arithmetic
 that makes a mask of floats of one of whole numbers. Of random numbers only those are known that are drawn on
 the host and compared with a rate (`compared_draws`): all that the step draws before is drawn for them, and
@@ -32,15 +33,15 @@ from .._torch import (
     calls_looked_at,
     hint,
     private,
-    private_of,
     storage_key,
     traced_input,
     traced_value,
 )
 from ..process_wide import here
 from ..torch_state.random_state import look_at_state, put_state
+from .asked_nodes import all_writes_known, changed, what_it_reads
 from .compared_draws import decided, is_drawn_on_host
-from .conditions import answers_of, mark, question, what_it_reads
+from .conditions import answers_of, mark, question
 from .grouped_products import any_grouped_product
 from .known_sizes import with_known_size
 from .plain_masks import makes_masks, masks_as_plain
@@ -57,7 +58,7 @@ EXACT = (torch.full, torch.zeros, torch.ones, torch.triu, torch.tril)
 FLOAT_MASKS = (
     *(operator.add, operator.sub, operator.mul, operator.neg, operator.getitem, torch.where),
     *("to", "float", "type", "mul", "sub", "masked_fill", "clone", "contiguous"),
-    *("unsqueeze", "squeeze", "flatten", "view", "expand"),
+    *("unsqueeze", "squeeze", "flatten", "view", "expand", "masked_fill_", "fill_"),
 )
 """Calls on tensors that autocast has no rule for, and that compute each number by itself or none:
 `(1 - mask) * -10000`, which Longformer compares with zero."""
@@ -173,9 +174,10 @@ def _comes_of_inputs(nodes: list[fx.Node]) -> bool:
     if any(not _is_input(node) if node.op == "placeholder" else not _is_whole(node) for node in nodes):
         return False
     written = {key for node in nodes[0].graph.find_nodes(op="placeholder") for key in _written(node)}
-    return not any(_changed(node) for node in nodes) and written.isdisjoint(
-        key for node in nodes if node.op == "placeholder" for key in _storage(traced_input(node))
-    )
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    if any(map(changed, inputs)) or not all_writes_known(nodes):
+        return False
+    return written.isdisjoint(key for node in inputs for key in _storage(traced_input(node)))
 
 
 def _is_input(node: fx.Node) -> bool:
@@ -189,6 +191,8 @@ def _is_input(node: fx.Node) -> bool:
 
 def _is_whole(node: fx.Node) -> bool:
     """Whether a node calls something that returns whole numbers or flags, or that autocast leaves alone."""
+    if node.target is operator.setitem:
+        return True  # copies what is among the nodes, too
     values = private("tree_leaves")(traced_value(node))
     exact = node.target in EXACT or node.target in FLOAT_MASKS
     calls = node.op in ("call_function", "call_method")
@@ -201,14 +205,9 @@ def _is_exact(value: Any, exact: bool) -> bool:
     return isinstance(value, int | torch.SymInt | torch.SymBool)
 
 
-def _changed(node: fx.Node) -> bool:
-    """Whether something was written to a node's tensors in the trace so far."""
-    return any(private_of(v, "version") for v in _tensors(traced_value(node)))
-
-
 def _written(node: fx.Node) -> Iterator[int]:
     """The storage of an input that was written to."""
-    if _changed(node):
+    if changed(node):
         yield from _storage(traced_input(node))
 
 

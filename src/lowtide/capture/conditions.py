@@ -21,11 +21,12 @@ from torch import fx
 
 from ..errors import CaptureError, GraphBreak
 from ..torch_state.random_state import look_at_state, put_state
+from .asked_nodes import what_it_reads, writes
 from .compared_draws import is_drawn_on_host
 from .redraws import Redraw, redraws_of
-from .sizes_by_symbols import is_size, read_for, written_size
+from .sizes_by_symbols import is_size, written_size
 
-__all__ = ["Conditions", "OtherData", "cut_conditions", "mark", "question", "what_it_reads"]
+__all__ = ["Conditions", "OtherData", "cut_conditions", "mark", "question"]
 
 
 class OtherData(Exception):  # noqa: N818  # not an error: the call goes on with another graph
@@ -126,6 +127,7 @@ def question(conditions: Iterable[fx.Node]) -> tuple[fx.GraphModule, list[fx.Nod
     if redraws is None:
         return None
     inputs = [node for node in read if node.op == "placeholder"]
+    written = any(map(writes, read))
     for node in (*inputs, *_in_order({*read, *redraws} - {*inputs})):
         if node in redraws:
             copies[node] = _call(graph, redraws[node])
@@ -134,6 +136,8 @@ def question(conditions: Iterable[fx.Node]) -> tuple[fx.GraphModule, list[fx.Nod
         else:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             copies[node].meta = {}  # torch's own has what it captured, and would keep it alive
+        if written and node in asked:  # as it is now, whatever is written later
+            copies[node] = graph.call_method("clone", (copies[node],))
     graph.output(tuple(copies[node] for node in asked))
     return fx.GraphModule({}, graph), inputs
 
@@ -172,18 +176,6 @@ def _all_draws(graph: fx.Graph) -> fx.GraphModule | None:
 
 def _call(graph: fx.Graph, redraw: Redraw) -> fx.Node:
     return graph.call_function(redraw.function, redraw.args, redraw.kwargs)
-
-
-def what_it_reads(conditions: Iterable[fx.Node]) -> list[fx.Node]:
-    """All nodes that some nodes are computed from, and they themselves, in the order of their graph."""
-    found, waiting = set[fx.Node](), list(conditions)
-    graph = waiting[0].graph
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += read_for(node)
-    return [node for node in graph.nodes if node in found]
 
 
 def answers_of(conditions: Sequence[torch.Tensor]) -> tuple[bool, ...]:
