@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -56,7 +57,7 @@ def row(make: Callable[[], tuple[torch.nn.Module, dict[str, Any]]]) -> dict[str,
     try:
         found = lowtide.verify(model, kwargs=batch, budget="min", loss=loss, outside=0)
     except lowtide.LowtideError as error:
-        return {"captured": False, "error": type(error).__name__, "said": str(error).partition("\n")[0]}
+        return {"captured": False, "error": type(error).__name__, "said": without_folders(str(error))}
     return {
         "captured": True,
         "bitwise": found.equal,
@@ -69,6 +70,12 @@ def row(make: Callable[[], tuple[torch.nn.Module, dict[str, Any]]]) -> dict[str,
         "measured": found.measured,
         "seconds": round(loss.seconds or 0.0, 1),
     }
+
+
+def without_folders(said: str) -> str:
+    """The first line of an error, without the folders of this machine that lead to a library."""
+    first = said.partition("\n")[0]
+    return re.sub(r"/\S*/(?:site-packages|lib/python3\.\d+)/", "", first)
 
 
 def entries(library: str) -> Iterator[tuple[str, Callable[[], Any]]]:

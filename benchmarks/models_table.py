@@ -12,7 +12,6 @@ HEAD = (
     "| model | captured | same bits | predicted = measured | first step, CPU seconds |\n|---|---|---|---|---|"
 )
 CAUSES = (
-    (r"ctc", "CTC has a buffer whose size depends on the labels"),
     (r"expert_hit", "a loop over the experts that were hit"),
     (r"split_with_sizes", "the routing decides how rows are split"),
     (r"skip_the_layer", "attention draws in a way that cannot be foretold before a layer is left out"),
@@ -20,6 +19,7 @@ CAUSES = (
     (r"top_k_delays", "Python reads delays that activations choose"),
     (r"torch\.nn\.Parameter|nn\.Linear\(config", "a call makes layers anew"),
     (r"pos_encoding", "it replaces a tensor that it holds"),
+    (r"padding_mask\.any", "it writes to the batch before it asks about it"),
     (r"data-dependent", "a branch on what it computes"),
     (r"depends on the data", "a size depends on what it computes"),
 )
