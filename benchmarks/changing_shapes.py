@@ -265,6 +265,7 @@ def memory() -> float:
 
 def epoch(folder: Path, steps: int, label: str, *, compiled: bool) -> Iterator[dict[str, Any]]:
     """The same batches plainly, under a cap, and compiled for any length."""
+    torch.compiler.reset()  # code of the folder before would do for this one
     torch.manual_seed(0)
     drawn = list(batches(lengths(folder), steps))
     shapes = sorted({batch["input_ids"].shape[1] for batch in drawn})

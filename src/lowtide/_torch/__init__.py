@@ -23,9 +23,11 @@ from .optimizers import (
 )
 from .settings import (
     capture_settings,
+    code_on_demand,
     first_run_unwatched,
     in_process_group,
     keeping_draws,
+    module_of,
     settings_kept,
     without_graph_texts,
 )
@@ -54,6 +56,7 @@ __all__ = [
     "calls_looked_at",
     "capture_settings",
     "changes_gradients",
+    "code_on_demand",
     "compiled",
     "count_global_hooks",
     "drafted",
@@ -76,6 +79,7 @@ __all__ = [
     "marked_sizes",
     "met_in_capture",
     "missing_names",
+    "module_of",
     "outside_dynamo",
     "place_of",
     "present_trace",

@@ -20,6 +20,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "functorch_config": ("torch._functorch.config", "2.11-2.13"),
     "optimize": ("torch._dynamo:optimize", "2.11-2.13"),
     "compile_lock": ("torch._dynamo.convert_frame:compile_lock", "2.11-2.13"),
+    "lazy_graphs": ("torch.fx._lazy_graph_module", "2.11-2.13"),
     "BackendCompilerFailed": ("torch._dynamo.exc:BackendCompilerFailed", "2.11-2.13"),
     "DynamoError": ("torch._dynamo.exc:TorchDynamoException", "2.11-2.13"),
     "RecompileLimit": ("torch._dynamo.exc:FailOnRecompileLimitHit", "2.11-2.13"),

@@ -120,6 +120,22 @@ def without_graph_texts() -> Iterator[None]:
         yield
 
 
+def code_on_demand() -> AbstractContextManager[None]:
+    """Let graphs have their Python code written when they are called, if ever, as in torch's own captures.
+
+    AOTAutograd walks through most of its graphs, and the code of one takes as long as a copy of it
+    (`_use_lazy_graph_module_flag`, seen in 2.11-2.13).
+    """
+    return attributes(private("lazy_graphs"), _use_lazy_graph_module_flag=True)
+
+
+def module_of(root: torch.nn.Module, graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """A graph as a module whose code is written when it is called (`_make_graph_module`, in 2.11-2.13)."""
+    with code_on_demand():
+        made: torch.fx.GraphModule = private("lazy_graphs")._make_graph_module(root, graph)
+    return made
+
+
 def keeping_draws() -> AbstractContextManager[None]:
     """Let torch's passes over captured graphs keep random ops that nobody reads.
 

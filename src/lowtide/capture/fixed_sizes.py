@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch import SYMBOLIC, expression, traced_value, with_numbers
+from .._torch import SYMBOLIC, expression, module_of, traced_value, with_numbers
 from ..errors import CaptureError
 from .sizes_by_symbols import is_number
 
@@ -116,7 +116,7 @@ class _Writing:
         tensors = [node for node in results if not is_number(traced_value(node))]
         self.graph.output(tuple(self.copies[node] for node in tensors))
         return Fixed(
-            fx.GraphModule(self.module, self.graph),
+            module_of(self.module, self.graph),
             tuple(at for at, node in enumerate(inputs) if not is_number(traced_value(node))),
             {at: self.copies[node] for at, node in enumerate(results) if is_number(traced_value(node))},
             tuple(self.shape(node) for node in tensors if isinstance(traced_value(node), torch.Tensor)),
