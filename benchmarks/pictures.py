@@ -31,7 +31,7 @@ from lowtide.report.bands import aligned, bands, buckets
 from lowtide.report.residency import Residency, keeping_everything
 from lowtide.report.svg import HEIGHT, LEFT, RIGHT, WIDTH, Frame, chart, shades
 from lowtide.solve import METHODS
-from lowtide.solve.bound import lower_bound
+from lowtide.solve.bound.method import bound_by_moments
 from lowtide.solve.search.build import library
 from lowtide.units import format_bytes
 from sketch_picture import draw as sketch
@@ -139,7 +139,7 @@ def bound() -> str:
 
 
 def extra_at_least(graph: Graph, budget: int) -> float:
-    return lower_bound(graph, budget) / graph.seconds - 1
+    return bound_by_moments(graph, budget) / graph.seconds - 1
 
 
 class Axes:

@@ -17,7 +17,7 @@ from lowtide.plans.simulator import simulate
 from lowtide.report.page import page
 from lowtide.report.text import text
 from lowtide.solve import METHODS
-from lowtide.solve.bound.method import lower_bound
+from lowtide.solve.bound.method import bound_by_moments
 
 GRAPH = random_graph(3, 6)
 PLAN = make_plan(GRAPH, keep_all(GRAPH), method="keep_all", budget=10**9)
@@ -150,7 +150,7 @@ def test_seconds_and_bytes_at_their_limits_are_planned(seconds, size):
             simulate(graph, method(graph, 0))
             simulate(graph, method(graph, 4 * size + 1))
     made = make_plan(graph, keep_all(graph), method="keep_all", budget=5 * size + 1).with_bound()
-    assert lower_bound(graph, 6 * size) == made.graph.seconds
+    assert bound_by_moments(graph, 6 * size) == made.graph.seconds
     assert str(made)
     assert text(made)
     assert page(made)

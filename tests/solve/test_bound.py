@@ -1,4 +1,4 @@
-"""The lower bound against exhaustive search over all orders, and against every schedule that solvers find."""
+"""The bound from single moments against exhaustive search over all orders, and every schedule of a solver."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lowtide.plans.graph import Graph, Op, Value
 from lowtide.plans.keep_all import keep_all
 from lowtide.plans.simulator import simulate
 from lowtide.solve import METHODS, auto, sqrt_segments
-from lowtide.solve.bound import lower_bound
+from lowtide.solve.bound.method import bound_by_moments
 from lowtide.solve.bound.mincut import SINK, SOURCE, Network
 from short_search import short_search
 
@@ -34,14 +34,14 @@ def test_with_writes_in_place_never_above_the_optimum_over_all_orders():
         top = simulate(graph, keep_all(graph))
         for share in (95, 85):
             budget = top.peak * share // 100
-            bound, best = lower_bound(graph, budget), best_in_any_order(graph, budget)
+            bound, best = bound_by_moments(graph, budget), best_in_any_order(graph, budget)
             proven += best is None and bound == math.inf
             if best is not None:
                 assert top.seconds <= bound <= best * ROUNDING, (seed, budget)
                 tried += 1
                 equal += bound == pytest.approx(best)
                 rerun += best > top.seconds
-                helped += lower_bound(plain, budget) > best * ROUNDING
+                helped += bound_by_moments(plain, budget) > best * ROUNDING
     assert tried > 20
     assert rerun > 10
     assert proven > 30
@@ -57,7 +57,7 @@ def test_never_above_the_optimum_over_all_orders_and_infinite_only_where_nothing
         top = simulate(graph, keep_all(graph))
         for share in (95, 88, 80):
             budget = top.peak * share // 100
-            bound, best = lower_bound(graph, budget), best_in_any_order(graph, budget)
+            bound, best = bound_by_moments(graph, budget), best_in_any_order(graph, budget)
             tried += best is not None
             proven += best is None and bound == math.inf
             if best is not None:
@@ -89,7 +89,7 @@ def test_never_above_a_schedule_at_its_own_peak(graph, share):
     for solver in (auto, sqrt_segments):
         with short_search():  # any schedule will do
             found = simulate(graph, solver(graph, int(top.peak * share)))
-        assert top.seconds <= lower_bound(graph, found.peak) <= found.seconds * ROUNDING
+        assert top.seconds <= bound_by_moments(graph, found.peak) <= found.seconds * ROUNDING
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_with_writes_in_place_no_method_beats_the_bound(method):
         for share in (0, 70, 90):
             with short_search():
                 found = simulate(graph, METHODS[method](graph, top * share // 100))
-            assert lower_bound(graph, found.peak) <= found.seconds * ROUNDING
+            assert bound_by_moments(graph, found.peak) <= found.seconds * ROUNDING
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_with_writes_in_place_no_method_beats_the_bound(method):
 @given(builders)
 def test_never_grows_with_the_budget(graph):
     top = simulate(graph, keep_all(graph)).peak
-    bounds = [lower_bound(graph, top * share // 20) for share in range(21)]
+    bounds = [bound_by_moments(graph, top * share // 20) for share in range(21)]
     for small, large in pairwise(bounds):
         assert small * ROUNDING >= large
     assert bounds[-1] == simulate(graph, keep_all(graph)).seconds
@@ -122,9 +122,9 @@ def test_a_chain_keeps_every_other_step():
     # lacking at the end of the forward is one step that runs again.
     graph = chain(9)
     top = simulate(graph, keep_all(graph))
-    assert lower_bound(graph, top.peak) == top.seconds
-    assert lower_bound(graph, top.peak - 2) == pytest.approx(top.seconds + 2)
-    assert lower_bound(graph, 2) == math.inf
+    assert bound_by_moments(graph, top.peak) == top.seconds
+    assert bound_by_moments(graph, top.peak - 2) == pytest.approx(top.seconds + 2)
+    assert bound_by_moments(graph, 2) == math.inf
 
 
 def test_what_only_pinned_ops_write_must_be_kept():
@@ -137,8 +137,8 @@ def test_what_only_pinned_ops_write_must_be_kept():
     sizes = {"x": 1, "n": 6, "b": 10, "y": 1, "t": 1, "g": 1}
     kinds = {"x": "input", "y": "output", "t": "tangent", "g": "gradient"}
     graph = Graph(ops, tuple(Value(n, size, kinds.get(n, "activation")) for n, size in sizes.items()))
-    assert lower_bound(graph, 18) == 4.0  # x, n, b and y beside each other
-    assert lower_bound(graph, 17) == math.inf
+    assert bound_by_moments(graph, 18) == 4.0  # x, n, b and y beside each other
+    assert bound_by_moments(graph, 17) == math.inf
     assert best_in_any_order(graph, 18) == 4.0
     assert best_in_any_order(graph, 17) is None
 
@@ -154,8 +154,8 @@ def test_a_saved_random_state_takes_room_when_its_op_runs_again():
     stateless = tuple(Op(op.name, op.reads, op.writes, op.seconds, phase=op.phase) for op in graph.ops)
     plain = graph.replace(ops=stateless)
     peaks = [simulate(g, auto(g, 0)).peak for g in (graph, plain)]
-    assert lower_bound(graph, peaks[1]) >= lower_bound(plain, peaks[1])
-    assert lower_bound(graph, peaks[0]) <= simulate(graph, auto(graph, peaks[0])).seconds
+    assert bound_by_moments(graph, peaks[1]) >= bound_by_moments(plain, peaks[1])
+    assert bound_by_moments(graph, peaks[0]) <= simulate(graph, auto(graph, peaks[0])).seconds
 
 
 def in_place_chain(takes: bool) -> Graph:
@@ -168,21 +168,21 @@ def in_place_chain(takes: bool) -> Graph:
 
 
 def test_a_write_in_place_needs_one_of_the_two():
-    assert lower_bound(in_place_chain(False), 17) == 4.0
-    assert lower_bound(in_place_chain(False), 16) == math.inf
-    assert lower_bound(in_place_chain(True), 9) == 4.0
-    assert lower_bound(in_place_chain(True), 8) == math.inf
+    assert bound_by_moments(in_place_chain(False), 17) == 4.0
+    assert bound_by_moments(in_place_chain(False), 16) == math.inf
+    assert bound_by_moments(in_place_chain(True), 9) == 4.0
+    assert bound_by_moments(in_place_chain(True), 8) == math.inf
     assert simulate(in_place_chain(True), keep_all(in_place_chain(True))).peak == 9
 
 
 def test_graphs_with_nothing_to_do():
     empty = Graph((), ())
-    assert lower_bound(empty, 0) == 0.0
+    assert bound_by_moments(empty, 0) == 0.0
     given = Graph((), (Value("w", 5, "parameter"),), boundary=2)
-    assert lower_bound(given, 7) == 0.0
-    assert lower_bound(given, 6) == math.inf
+    assert bound_by_moments(given, 7) == 0.0
+    assert bound_by_moments(given, 6) == math.inf
     free = chain(5, seconds=0.0)
-    assert lower_bound(free, simulate(free, keep_all(free)).peak) == 0.0
+    assert bound_by_moments(free, simulate(free, keep_all(free)).peak) == 0.0
 
 
 def brute_force_cut(nodes: int, arcs: list[tuple[int, int, int]]) -> int:

@@ -1,7 +1,7 @@
 """A proven lower bound on the seconds of every schedule under a budget."""
 
 from ...plans import ports
-from .method import lower_bound
+from .tightest import lower_bound
 
 __all__ = ["lower_bound"]
 

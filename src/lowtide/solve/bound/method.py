@@ -1,4 +1,4 @@
-"""A proven lower bound on the seconds of every schedule under a budget, in whatever order it runs things.
+"""A proven lower bound from single moments of a step, for every schedule under a budget in whatever order.
 
 Problem: a solver found a schedule; how much faster could any other one be?
 
@@ -30,8 +30,9 @@ Complexity: about eight cuts per moment, each some ten rounds of O(ops + reads).
 `ROUNDS` of them is stopped, which leaves a valid but smaller bound.
 
 Limits: one moment at a time, so it sees what is recomputed once, not what must be recomputed several times;
-it is close where half of the memory is asked for and weak near the smallest peak. Proven up to the rounding
-of adding up floating-point seconds.
+it is close where half of the memory is asked for and weak near the smallest peak. (Several moments in one
+linear programme add next to nothing, for a part of a value may be there; in whole numbers that takes minutes
+to solve.) Proven up to the rounding of adding up floating-point seconds.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ from ...plans.graph import Graph
 from .mincut import SINK, SOURCE, Cut, Network
 from .moments import UNITS, Moment, RequiredOps, moments
 
-__all__ = ["CutNetwork", "Line", "lower_bound"]
+__all__ = ["CutNetwork", "Line", "bound_by_moments"]
 
 ROUNDS = 4_000_000
 """Arcs that one cut may look at, over all of its rounds."""
 
 
-def lower_bound(graph: Graph, budget: int) -> float:
+def bound_by_moments(graph: Graph, budget: int) -> float:
     """Seconds that no schedule under the budget can beat; infinity when it is proven that none fits."""
     step = RequiredOps(graph)
     if step.least_bytes() > budget:

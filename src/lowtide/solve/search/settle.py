@@ -18,7 +18,7 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING
 
-from ..bound.method import lower_bound
+from ..bound.method import bound_by_moments
 from .any_order import AnyOrder
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def settle_smallest(search: Search, work: int) -> None:
 def _proven_smallest(search: Search) -> bool:
     """Whether nothing fits below the smallest plan: the bound knows it for less than the search."""
     least = search.ladder[0].peak
-    return least <= search.least_bytes or lower_bound(search.graph, least - 1) == inf
+    return least <= search.least_bytes or bound_by_moments(search.graph, least - 1) == inf
 
 
 def _limit(search: Search, seconds: float) -> float:

@@ -1,0 +1,27 @@
+"""The best proven lower bound on the seconds of every schedule under a budget, in whatever order it runs.
+
+Problem: a solver found a schedule; how much faster could any other one be?
+
+Method: the larger of two bounds: from single moments of the step (see `method`), and for small graphs from
+the search over all orders of runs (see `all_orders`).
+
+Complexity: some tenths of a second for graphs of some hundred ops.
+
+Limits: near the smallest peak of a larger graph it says little.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from ...plans.graph import Graph
+from .all_orders import bound_by_orders
+from .method import bound_by_moments
+
+__all__ = ["lower_bound"]
+
+
+def lower_bound(graph: Graph, budget: int) -> float:
+    """Seconds that no schedule under the budget can beat; infinity when it is proven that none fits."""
+    bound = bound_by_moments(graph, budget)
+    return bound if bound == inf else max(bound, bound_by_orders(graph, budget))
