@@ -6,7 +6,7 @@ again; in the backward the same happens the other way round. All that lies betwe
 and need never be in memory for all rows at once.
 
 Method: from such a product the region grows over wide values, to what reads them and to what makes them, as
-far as `row_rules` knows what an operator does with rows; what is narrow and lies between two of its nodes, in
+far as `rows` knows what an operator does with rows; what is narrow and lies between two of its nodes, in
 the same half of the step, belongs to it as well (the maximum of each row in a softmax). A value is wide if it
 has at least half of the product's numbers in a row, and more than the product's input.
 
@@ -28,7 +28,8 @@ from ..capture.kernel_outputs import items_of
 from ..capture.lift import module_path
 from ..capture.op_classes import type_of
 from ..capture.trace import Trace
-from .row_rules import Outcome, Part, part_of
+from .rows.part import Outcome, Part
+from .rows.rules import part_of
 from .spans import Span, rows_in
 
 __all__ = ["Region", "find_regions", "late_nodes", "region_of"]

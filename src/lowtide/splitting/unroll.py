@@ -36,7 +36,8 @@ from ..capture.trace import Trace
 from ..errors import LowtideError
 from .phases import phases_of
 from .regions import Region, late_nodes
-from .row_rules import Total, sum_dtype
+from .rows.part import Total
+from .rows.sums import sum_dtype
 from .spans import Span, chunk_size, merged_size
 
 __all__ = ["CannotSplitError", "chunks_of", "copied", "unroll"]
