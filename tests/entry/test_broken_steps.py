@@ -134,6 +134,37 @@ def test_a_piece_may_be_a_view_alone(x):
     assert peak == lowtide.plan_of(model).peak
 
 
+class Outside(nn.Module):
+    """Begins and ends with layers that torch does not capture, one of which is read twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.body = nn.Embedding(64, 32), Tanhs()
+
+    @torch._dynamo.disable
+    def looked_up(self, tokens):
+        return self.table(tokens)
+
+    @torch._dynamo.disable
+    def scored(self, x):
+        return (x @ self.table.weight.t()).logsumexp(-1).mean()
+
+    def forward(self, tokens):
+        x = self.looked_up(tokens)
+        x = self.body(x)
+        return self.scored(x)
+
+
+@pytest.mark.parametrize("share", ["min", "100%"])
+def test_what_no_piece_reads_is_counted(share):
+    torch.manual_seed(0)
+    model, tokens = Outside(), torch.randint(64, (256,))
+    _, peak = two_steps(model, share, tokens)
+    plan = lowtide.plan_of(model)
+    assert plan.graph.fixed["read between pieces"] == model.table.weight.nbytes + tokens.nbytes
+    assert peak == plan.peak
+
+
 class Peeks(nn.Module):
     """Python reads a number of the first piece, which is one of its results."""
 

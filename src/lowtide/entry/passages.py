@@ -15,9 +15,11 @@ past torch's operators. A loss outside of the call is not looked at; bytes are s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -160,6 +162,9 @@ class Passage:
         self.backward: list[int] = []
         self.returned: frozenset[int] = frozenset()
         self.losses: dict[int, int] = {}
+        self.sums: dict[Any, list[int]] = {}
+        self.added: dict[Any, int] = {}
+        self.written: set[int] = set()
         self.outside = 0
         self.ended = False
 
@@ -230,8 +235,26 @@ class Passage:
         alive, taken = self.alive(), self.gaps.taken()
         writes = {number: size for number, size in self.new.items() if number in alive}
         self.new.clear()
-        reads = frozenset((alive | self.after) - needed)
-        return Between(reads, writes, max(taken - sum(writes.values()), 0), where)
+        workspace = max(taken - sum(writes.values()), 0)
+        sums, more = self.made_by_autograd(alive)
+        writes |= {number: size for number, size in sums.items() if number not in self.written}
+        self.written |= set(writes)
+        reads = frozenset((alive | self.after | set(sums)) - needed)
+        return Between(reads, writes, workspace + more, where)
+
+    def made_by_autograd(self, alive: set[int]) -> tuple[dict[int, int], int]:
+        """Sums of gradients that no node made, each in the place of its first part, and what making takes.
+
+        Where autograd can it adds in that very place. Where none of the parts is there any more, it has not:
+        then, for a moment, the sum is there beside its parts.
+        """
+        found, more = {}, 0
+        for leaf, parts in self.sums.items():
+            if len(parts) > 1 and alive.isdisjoint(parts):
+                size = found[parts[0]] = self.gaps.size(leaf.variable)
+                more = max(more, size if self.added.get(leaf) != len(parts) else 0)
+                self.added[leaf] = len(parts)
+        return found, more
 
     @contextmanager
     def looking_away(self) -> Iterator[None]:
@@ -261,23 +284,33 @@ class Passage:
         }
         self.outside = outside
         self.before.append(self.gap(""))
-        self.after = self.alive()  # what the last operators have saved goes before a piece's backward begins
-        self.ended = True
-        for node in _others(tensors, self.nodes):
+        self.after, self.ended = self.alive(), True
+        nodes = list(_others(tensors, self.nodes))
+        targets = {node: [_leaf(following) for following, _ in node.next_functions] for node in nodes}
+        parts = Counter(leaf for leaves in targets.values() for leaf in leaves if leaf is not None)
+        self.sums = {leaf: [] for leaf, count in parts.items() if count > 1}
+        for node in nodes:
             node.register_prehook(self.enter)
-            node.register_hook(self.leave)
+            node.register_hook(partial(self.leave, targets[node]))
         self.nodes.clear()  # they hold what was saved
 
     # The backward
 
-    def enter(self, *_: Any) -> None:
-        """Count what one of autograd's nodes makes that is not of a piece."""
+    def enter(self, gradients: Sequence[Any]) -> None:
+        """Count what one of autograd's nodes makes that is not of a piece, and sums that it is given."""
+        for gradient in gradients:
+            if is_tensor(gradient) and gradient.numel() > 1 and storage_key(gradient) not in self.stores:
+                self.gaps.make(gradient)
         self.gaps.away = False
         self.gaps.mode.__enter__()
 
-    def leave(self, *_: Any) -> None:
+    def leave(self, leaves: Sequence[Any], gradients: Sequence[Any], _: Any) -> None:
+        """The node has run; what it gave for parameters that others give gradients for is noted."""
         self.gaps.mode.__exit__(None, None, None)
         self.gaps.away = True
+        for leaf, gradient in zip(leaves, gradients, strict=False):
+            if leaf in self.sums and is_tensor(gradient):
+                self.sums[leaf].append(self.number(gradient))
 
     def begin_backward(self, turn: _Turn) -> None:
         if turn.place not in self.waiting:
@@ -308,9 +341,10 @@ class Passage:
         return found
 
     def seen(self) -> BrokenStep:
-        """The step as it was seen."""
+        """The step as it was seen; to be asked once."""
         of_pieces = {n for turn in self.turns for n in (*turn.inputs.values(), *turn.outputs.values())}
-        end = Between(self.before_backward[-1].reads | self.alive() | set(self.losses))
+        end = self.gap("")
+        end = replace(end, reads=end.reads | set(self.losses))
         return BrokenStep(
             tuple(turn.seen() for turn in self.turns),
             tuple(self.backward),
@@ -320,6 +354,11 @@ class Passage:
             self.outside,
             sum(size for number, size in self.given.items() if number not in of_pieces),
         )
+
+
+def _leaf(node: Any) -> Any:
+    """The node that adds up the gradients of a leaf; None for all others, which hold what was saved."""
+    return node if hasattr(node, "variable") else None
 
 
 def _others(tensors: Iterable[torch.Tensor], pieces: set[Any]) -> Iterator[Any]:
