@@ -218,6 +218,31 @@ def test_another_branch_is_looked_at_and_planned_with_the_first(x, caplog_lowtid
     assert sum("other pieces" in said for said in caplog_lowtide) == 1
 
 
+def test_branches_that_alternate_are_planned_in_the_end(x):
+    model = Branching()
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
+    lowtide.cap(model, "min", **QUICKLY)
+    last = [(step_of(model, sign * x), lowtide.plan_of(model).peak) for sign in (1, -1) * 5][-2:]
+    assert all(peak == planned for peak, planned in last)
+
+
+def test_a_loss_outside_has_bytes_set_aside(x):
+    class Open(Broken):
+        def forward(self, x):
+            return self.parts[1](nothing(self.parts[0](x)))
+
+    model, target = Open(nothing), torch.zeros_like(x)
+    lowtide.cap(model, "min", **QUICKLY)
+    for _ in range(2):
+        clear(model)
+        peak = lowtide.measure(lambda: nn.functional.mse_loss(model(x), target).backward(), device="cpu").peak
+    plan = lowtide.plan_of(model)
+    assert plan.graph.boundary == 2 * x.nbytes
+    assert peak <= plan.peak + target.nbytes  # which no call of the model reads
+
+
 def test_evaluation_between_steps_changes_nothing(x):
     model = Broken(nothing)
     two_steps(model, "75%", x)

@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from .._torch import in_process_group, private
-from ..console.log import log, planning
+from ..console.log import planning
 from ..console.user_frames import own_lines
 from ..devices.allocator import rounded
 from ..devices.baseline import fixed_bands, states
@@ -39,12 +39,11 @@ from ..pipeline.pieces import Piece, call_under_way, is_tensor, note_saved
 from ..pipeline.runnable_step import RunnableStep, backward_node
 from ..planner.joined_budget import Chosen, Ladders, plan_together
 from ..planner.joined_graph import BrokenStep, join
-from ..planner.unit_plans import saved_by
 from ..plans.planned_step import Plan
 from ..process_wide import here
-from ..units import format_bytes
 from .kept_plans import KeptPlans
 from .passages import Passage
+from .piece_notes import notes_on_pieces, say_pieces
 
 __all__ = ["Pieces", "are_joined"]
 
@@ -52,6 +51,12 @@ Key = tuple[int, ...]
 """The pieces of a step in the order in which they run."""
 
 _leaves = private("tree_leaves")
+
+_NUMBER = 4
+"""Bytes of a loss that is computed outside of the step, and of its gradient."""
+
+_LOOKS = 64
+"""Calls that are looked at for one that goes another way again: looking takes time at every op. Chosen."""
 
 
 def are_joined(options: Options) -> bool:
@@ -94,6 +99,7 @@ class Pieces:
     counted: dict[Any, int] = field(default_factory=dict)
     last: Key = ()
     look: bool = True
+    looks: int = 0
 
     def __post_init__(self) -> None:
         self.steps = KeptPlans(self.options.max_plans, self.say)
@@ -109,6 +115,11 @@ class Pieces:
         """The plan of the last step as a whole; None where it was not planned as a whole yet."""
         found = self.chosen.get(self.last)
         return None if found is None else found.plan
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether they are going to be planned together, and are not yet."""
+        return self.look and self.plan is None
 
     def piece(self, module: fx.GraphModule) -> Piece:
         """What is known of a new piece: where torch ended it, if it broke its graph there."""
@@ -145,7 +156,7 @@ class Pieces:
             passage.end_forward(result, _outside(self.options, result))
             self.looked_at = [passage]
         if call.strayed:
-            self.look = True
+            self.look, self.looks = True, _LOOKS
             self.say(
                 f"this call of {self.entry.caller.name} ran other pieces than those planned together. They "
                 "ran by the plans that save least, and nothing is promised of their peak together. Next "
@@ -213,11 +224,15 @@ class Pieces:
         if self.with_what_came(found):
             self.looked_at = []
             return
-        for passage, of in zip(found, pieces, strict=True):
-            key = tuple(id(turn.part) for turn in passage.turns)
+        keys = [tuple(id(turn.part) for turn in passage.turns) for passage in found]
+        if all(key in self.chosen for key in keys):  # another way than these was taken, and is looked for
+            self.looked_at, self.looks = [], self.looks - 1
+            self.look = self.looks > 0
+            return
+        for key, passage, of in zip(keys, found, pieces, strict=True):
             if key not in self.steps:
                 self.steps.make_room(key)
-            self.steps[key] = passage.seen(), of
+            self.steps[key] = passage.seen, of
         with planning():
             self.plan_together()
         self.looked_at, self.look = [], False
@@ -242,7 +257,11 @@ class Pieces:
         ladders = {key: self.ladders(step, pieces) for key, (step, pieces) in self.steps.items()}
         some = next(iter(ladders.values()))
         device = memory_of(some.plans[0][0].graph, None)
-        before, self.chosen = self.chosen, plan_together(ladders, budget, device, self.notes)
+
+        def notes(ladders: Ladders, chosen: Chosen) -> Iterator[str]:
+            return notes_on_pieces(ladders.step, chosen.turns)
+
+        before, self.chosen = self.chosen, plan_together(ladders, budget, device, notes)
         self.turns = {
             key[: place + 1]: plan
             for key, chosen in self.chosen.items()
@@ -251,7 +270,9 @@ class Pieces:
         self.followed = {}
         for key, chosen in self.chosen.items():
             if key not in before:
-                self.tell(chosen)
+                say_pieces(chosen)
+                for note in chosen.plan.notes:
+                    self.say(note, whatever_numbers=True)
 
     def ladders(self, step: BrokenStep, pieces: tuple[Piece, ...]) -> Ladders:
         """The plans of each turn, and what is there beside the step."""
@@ -263,7 +284,8 @@ class Pieces:
         self.counted = {seen(state.optimizer): state.held + state.coming for state in counted}
         fixed = fixed_bands(bare, device, counted, present=True, in_flight=self.entry.beside)
         others_read = step.beside if device.type == "cpu" else 0  # on CUDA they are among the others
-        more = {BAND: self.entry.beside, "read between pieces": others_read}
+        loss = 2 * rounded(_NUMBER, device) if step.outside and self.options.outside == "auto" else 0
+        more = {BAND: self.entry.beside, "read between pieces": others_read, "loss": loss}
         return Ladders(step, plans, {**fixed, **{name: size for name, size in more.items() if size}})
 
     def trained(self) -> list[weakref.ref[torch.Tensor]]:
@@ -278,43 +300,6 @@ class Pieces:
         device = torch.device(plan.graph.device)
         found = seen_for(self.trained(), device)
         return sum(max(0, state_bytes(one, device) - self.counted.get(key, 0)) for key, one in found)
-
-    def tell(self, chosen: Chosen) -> None:
-        plan = chosen.plan
-        log.info(
-            "planned together, %d pieces: peak %s of %s uncapped, budget %s, %+.1f%% time",
-            len(chosen.turns),
-            format_bytes(plan.peak),
-            format_bytes(plan.uncapped.peak),
-            plan.budget_in_words,
-            100 * plan.extra,
-        )
-        for note in plan.notes:
-            self.say(note, whatever_numbers=True)
-
-    def notes(self, ladders: Ladders, chosen: Chosen) -> list[str]:
-        """What a plan of several pieces says of them, and of what is not captured."""
-        step = ladders.step
-        each = ", ".join(
-            f"{place} saves {format_bytes(saved_by(plan))} at {plan.extra:+.1%} time"
-            for place, plan in enumerate(chosen.turns, 1)
-        )
-        pieces = f"one budget over {len(chosen.turns)} pieces, in the order in which they run: piece {each}"
-        return [pieces, *_beside_pieces(step)]
-
-
-def _beside_pieces(step: BrokenStep) -> Iterator[str]:
-    """Where the model runs as it is, and was seen to take memory."""
-    for place, between in enumerate(step.before):
-        names = f"between pieces {place} and {place + 1}" if place else "before piece 1"
-        name = f"after piece {place}" if place == len(step.turns) else names
-        where = f" ({between.where})" if between.where else ""
-        most, held = map(format_bytes, (between.bytes, sum(between.writes.values())))
-        if between.bytes:
-            yield (
-                f"{name}{where} the model runs as it is: it was seen to take {most} there and to keep {held} "
-                "of it, and nothing of that is recomputed"
-            )
 
 
 def _device(args: Any) -> torch.device:

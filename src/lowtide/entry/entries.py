@@ -117,8 +117,8 @@ class Entry:
     def fits(self, more: int) -> bool:
         """Whether the plan has room for more bytes beside it; where there is none yet, it has not."""
         plan = self.plan
-        if self.pieces is not None and self.pieces.plan is None and plan is not None:
-            return True  # the pieces are not planned together yet, and will be with what is there then
+        if self.pieces is not None and self.pieces.unsettled and plan is not None:
+            return True  # they will be planned with what is there then
         return plan is not None and (
             plan.budget is None or plan.peak + self.uncounted_state() + more <= plan.budget
         )

@@ -16,10 +16,10 @@ past torch's operators. A loss outside of the call is not looked at; bytes are s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from typing import Any
 
@@ -27,12 +27,12 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .._torch import private, storage_key
-from ..measuring.tracker import live_storages
 from ..pipeline.pieces import Piece, begin_backward, is_tensor, turn_under_way
 from ..pipeline.runnable_step import RunnableStep, backward_node
 from ..planner.joined_graph import Between, BrokenStep
 from ..planner.joined_graph import Turn as SeenTurn
 from ..plans.schedule import Run
+from .between_pieces import Gaps, leaf_of, nodes_between
 
 __all__ = ["Passage"]
 
@@ -46,46 +46,6 @@ class _Store:
 
     number: int
     ref: StorageWeakRef
-
-
-class _Gaps(live_storages):
-    """Counts the storages that are made while no piece runs, and tells those that are read."""
-
-    def __init__(
-        self,
-        device: torch.device,
-        found: Callable[[torch.Tensor], None],
-        read: Callable[[torch.Tensor], None],
-    ) -> None:
-        super().__init__(device)
-        self.found, self.read = found, read
-        self.away = True
-        self.most = 0
-        self.start = 0
-
-    def call(self, operator: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        return operator(*args, **kwargs) if self.away else super().call(operator, args, kwargs)
-
-    def give(self, tensor: torch.Tensor) -> None:
-        new = self.storage(tensor) is not None and storage_key(tensor) not in self.known
-        super().give(tensor)
-        if new:
-            self.read(tensor)
-
-    def make(self, tensor: torch.Tensor) -> None:
-        new = self.storage(tensor) is not None and storage_key(tensor) not in self.known
-        super().make(tensor)
-        if new:
-            self.found(tensor)
-
-    def note_peak(self) -> None:
-        self.most = max(self.most, self.made)
-
-    def taken(self) -> int:
-        """The most that was there at once since this was asked before, above what was there then."""
-        taken = self.most - self.start
-        self.most = self.start = self.made
-        return max(taken, 0)
 
 
 @dataclass(eq=False)
@@ -152,7 +112,7 @@ class Passage:
         self.stores: dict[int, _Store] = {}
         self.turns: list[_Turn] = []
         self.nodes: set[Any] = set()
-        self.gaps = _Gaps(device, self.made, self.read)
+        self.gaps = Gaps(device, self.made, self.read)
         self.new: dict[int, int] = {}
         self.given: dict[int, int] = {}
         self.after: set[int] = set()
@@ -285,8 +245,8 @@ class Passage:
         self.outside = outside
         self.before.append(self.gap(""))
         self.after, self.ended = self.alive(), True
-        nodes = list(_others(tensors, self.nodes))
-        targets = {node: [_leaf(following) for following, _ in node.next_functions] for node in nodes}
+        nodes = list(nodes_between(tensors, self.nodes))
+        targets = {node: [leaf_of(following) for following, _ in node.next_functions] for node in nodes}
         parts = Counter(leaf for leaves in targets.values() for leaf in leaves if leaf is not None)
         self.sums = {leaf: [] for leaf, count in parts.items() if count > 1}
         for node in nodes:
@@ -340,8 +300,9 @@ class Passage:
                 found[turn.piece] = found.get(turn.piece, turn.absent) & turn.absent
         return found
 
+    @cached_property
     def seen(self) -> BrokenStep:
-        """The step as it was seen; to be asked once."""
+        """The step as it was seen; what ran after its last piece is looked at when this is asked for."""
         of_pieces = {n for turn in self.turns for n in (*turn.inputs.values(), *turn.outputs.values())}
         end = self.gap("")
         end = replace(end, reads=end.reads | set(self.losses))
@@ -354,22 +315,3 @@ class Passage:
             self.outside,
             sum(size for number, size in self.given.items() if number not in of_pieces),
         )
-
-
-def _leaf(node: Any) -> Any:
-    """The node that adds up the gradients of a leaf; None for all others, which hold what was saved."""
-    return node if hasattr(node, "variable") else None
-
-
-def _others(tensors: Iterable[torch.Tensor], pieces: set[Any]) -> Iterator[Any]:
-    """Autograd's nodes of a call that are not of a piece; leaves are left out."""
-    stack: list[Any] = [tensor.grad_fn for tensor in tensors]
-    met: set[Any] = set()
-    while stack:
-        node = stack.pop()
-        if node is None or node in met:
-            continue
-        met.add(node)
-        if node not in pieces and not hasattr(node, "variable"):
-            yield node
-        stack += [following for following, _ in node.next_functions]
