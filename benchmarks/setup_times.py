@@ -5,8 +5,9 @@
 
 Each model runs in a process of its own, which finds the compiled search and no price. The same process then
 caps a second model of the same shapes for another budget: that one finds the prices, and nothing of torch to
-import. Seconds on a CPU are those of the processor, of one thread, so other work on the machine counts
-little; on a GPU they are the wall's, between synchronisations.
+import. A second process does the same again: it finds the prices and what was searched. Seconds on a CPU are
+those of the processor, of one thread, so other work on the machine counts little; on a GPU they are the
+wall's, between synchronisations.
 """
 
 from __future__ import annotations
@@ -208,8 +209,8 @@ def eager_seconds(name: str, device: str) -> float:
     return round(now() - start, 3)
 
 
-def measured(name: str, device: str, prices: str) -> list[dict[str, Any]]:
-    """A row for the first cap of a process, and one for the second."""
+def measured(name: str, device: str, prices: str, folder: str) -> list[dict[str, Any]]:
+    """A row for the first cap of a process, and one for the second; `folder` is Lowtide's cache."""
     import lowtide
     from lowtide.solve.search.build import library
 
@@ -217,28 +218,36 @@ def measured(name: str, device: str, prices: str) -> list[dict[str, Any]]:
     if device == "cpu":
         torch.set_num_threads(1)
     library()  # built once on a machine
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["LOWTIDE_CACHE"] = folder
-        eager = eager_seconds(name, device)
-        watch = Watch(clock_of(device))
-        watch.put_on()
-        rows = []
-        for cap, budget in enumerate(BUDGETS, 1):
-            model, batch = made(name, device)
-            capped = lowtide.cap(model, budget, prices=prices)
-            row = {"model": name, "device": device, "prices": prices, "cap": cap, "budget": budget}
-            row |= {"stages": watch.step(capped, batch), "eager": eager}
-            plan = lowtide.plan_of(capped)
-            assert plan is not None
-            row |= {"ops": len(plan.graph.ops), "extra": plan.extra, "peak": plan.peak}
-            rows.append({**row, "torch": torch.__version__, "commit": commit()})
-            del model, capped, plan
-        return rows
+    os.environ["LOWTIDE_CACHE"] = folder
+    eager = eager_seconds(name, device)
+    watch = Watch(clock_of(device))
+    watch.put_on()
+    rows = []
+    for cap, budget in enumerate(BUDGETS, 1):
+        model, batch = made(name, device)
+        capped = lowtide.cap(model, budget, prices=prices)
+        row = {"model": name, "device": device, "prices": prices, "cap": cap, "budget": budget}
+        row |= {"stages": watch.step(capped, batch), "eager": eager}
+        plan = lowtide.plan_of(capped)
+        assert plan is not None
+        row |= {"ops": len(plan.graph.ops), "extra": plan.extra, "peak": plan.peak}
+        rows.append({**row, "torch": torch.__version__, "commit": commit()})
+        del model, capped, plan
+    return rows
 
 
 def line(row: dict[str, Any]) -> str:
     stages = " ".join(f"{name} {row['stages'][name]:6.2f}" for name in (*STAGES, "total"))
-    return f"{row['model']:9} {row['ops']:5} ops, cap {row['cap']}: {stages}  eager {row['eager']:.2f}"
+    which = f"process {row['process']}, cap {row['cap']}"
+    return f"{row['model']:9} {row['ops']:5} ops, {which}: {stages}  eager {row['eager']:.2f}"
+
+
+def rows_of(name: str, args: argparse.Namespace, folder: str) -> Iterator[dict[str, Any]]:
+    """The rows of two processes with one cache; none finds what torch has imported or traced for another."""
+    for process in (1, 2):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            for row in pool.apply(measured, (name, args.device, args.prices, folder)):
+                yield {**row, "process": process}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -250,11 +259,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="the file of results; rows are appended")
     args = parser.parse_args(arguments)
     for name in args.only:
-        # a process each, so that none finds what torch has imported or traced for another
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            rows = pool.apply(measured, (name, args.device, args.prices))
-        with args.out.open("a") as file:
-            for row in rows:
+        with tempfile.TemporaryDirectory() as folder, args.out.open("a") as file:
+            for row in rows_of(name, args, folder):
                 print(line(row), flush=True)
                 file.write(json.dumps({"label": args.label, **row}) + "\n")
 

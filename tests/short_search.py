@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cache
 from unittest import mock
 
+from lowtide.planner import kept_ladders
 from lowtide.solve.search import search, seeds
 from lowtide.solve.sequence import method
 
@@ -47,6 +48,7 @@ def short_search():
         stack.enter_context(mock.patch.object(method, "OTHER_RUNS", method.OTHER_RUNS // 20))
         stack.enter_context(mock.patch.object(auto, "_remembered", _short_ladders))
         stack.enter_context(mock.patch.object(auto, "_MOST_REMEMBERED", MOST_LADDERS))
+        stack.enter_context(mock.patch.object(kept_ladders, "FOLDER", "short"))
         yield
 
 

@@ -22,5 +22,5 @@ def test_a_function_is_timed_and_gives_what_it_gave():
 
 def test_a_line_has_every_stage():
     stages = dict.fromkeys((*setup_times.STAGES, "total"), 1.0)
-    row = {"model": "vit", "ops": 498, "cap": 1, "stages": stages, "eager": 0.04}
+    row = {"model": "vit", "ops": 498, "process": 1, "cap": 1, "stages": stages, "eager": 0.04}
     assert all(name in setup_times.line(row) for name in stages)

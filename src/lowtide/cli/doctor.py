@@ -213,7 +213,7 @@ def _first(find: Callable[[str], str | None], *names: str) -> str | None:
 
 def _caches() -> Iterator[Folder]:
     with suppress(NoCache):
-        yield _folder(cache_folder(), "measured prices of ops, the compiled search")
+        yield _folder(cache_folder(), "measured prices of ops, the compiled search, what it found")
     try:
         from .._torch import private
 

@@ -17,17 +17,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf, log
 
+from ..errors import ScheduleError
 from ..plans.graph import Graph
 from ..plans.keep_all import keep_all
 from ..plans.patience import OutOfTime
 from ..plans.schedule import Schedule
 from ..plans.simulator import simulate
-from ..solve.auto import ladder_at, remembers
+from ..solve.auto import ladder_at, recall, remembers
 from ..solve.search.carry import Orders, carry
 from ..solve.search.coarse import in_units
-from ..solve.search.ladder import Rung
+from ..solve.search.ladder import Ladder, Rung
 from ..solve.search.search import by_either
 from ..solve.search.tape import Facts
+from .kept_ladders import read_ladder, write_ladder
 
 __all__ = ["OtherShapes"]
 
@@ -72,12 +74,23 @@ class OtherShapes:
         carried = None if budget <= 0 or remembers(graph) else self.carried(graph, budget)
         if carried is not None and self.will_do(graph, carried):
             return _schedule(graph, carried)
-        ladder = ladder_at(graph, budget)
+        ladder = self.searched(graph, budget)
         self.remember(graph, tuple(rung.order for rung in ladder))
         found = ladder.best_or_smallest(budget)
         if carried is not None and (found.peak > budget or carried.seconds < found.seconds):
             found = carried
         return _schedule(graph, found)
+
+    def searched(self, graph: Graph, budget: int) -> Ladder:
+        """The plans of a graph: those that are at hand, that an earlier process has left, or of a search."""
+        known = remembers(graph)
+        kept = None if known else read_ladder(graph, budget)
+        if kept is not None and _holds(graph, kept.best_or_smallest(budget)):
+            recall(graph, kept)
+            return kept
+        ladder = ladder_at(graph, budget)
+        write_ladder(graph, budget, ladder, anew=not known)
+        return ladder
 
     def carried(self, graph: Graph, budget: int) -> Rung | None:
         """The fastest plan under the budget that comes of those of other shapes."""
@@ -110,6 +123,14 @@ class OtherShapes:
 
 def _size(graph: Graph) -> int:
     return sum(value.bytes for value in graph.values if value.droppable)
+
+
+def _holds(graph: Graph, rung: Rung) -> bool:
+    """Whether a plan from a file does what the file says."""
+    try:
+        return simulate(graph, _schedule(graph, rung)).peak <= rung.peak
+    except ScheduleError:
+        return False
 
 
 def _schedule(graph: Graph, rung: Rung) -> Schedule:

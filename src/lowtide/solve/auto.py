@@ -31,7 +31,7 @@ from .search.ladder import Ladder, Rung
 from .search.search import Search, by_either
 from .search.tape import Facts
 
-__all__ = ["auto", "frontier_schedules", "knee_rung", "ladder_at", "remembers", "rungs"]
+__all__ = ["auto", "frontier_schedules", "knee_rung", "ladder_at", "recall", "remembers", "rungs"]
 
 Found = TypeVar("Found")
 
@@ -66,7 +66,9 @@ def ladder_at(graph: Graph, budget: int) -> Ladder:
     rungs, cut = _searched(searched, found)
     if cut and 0 < budget < rungs[0].peak * unit:
         raise out_of_time()
-    return Ladder(in_bytes(rung, unit) for rung in rungs)
+    ladder = Ladder(in_bytes(rung, unit) for rung in rungs)
+    ladder.cut = cut
+    return ladder
 
 
 def remembers(graph: Graph) -> bool:
@@ -78,7 +80,16 @@ def rungs(graph: Graph) -> list[Rung]:
     """The plans of a graph that are at hand, by rising peaks."""
     searched, unit = in_units(graph)
     search = _remembered.get(searched)
-    return [] if search is None else [in_bytes(rung, unit) for rung in search.ladder]
+    if search is None:
+        return list(_recalled.get(graph, ()))
+    return [in_bytes(rung, unit) for rung in search.ladder]
+
+
+def recall(graph: Graph, ladder: Ladder) -> None:
+    """Have the plans of a graph at hand that an earlier search has found; another budget is searched for."""
+    _recalled[graph] = ladder
+    while len(_recalled) > _MOST_REMEMBERED:
+        del _recalled[next(iter(_recalled))]
 
 
 def knee_rung(graph: Graph) -> Rung:
@@ -105,6 +116,7 @@ def _settle_knee(search: Search) -> Rung:
 
 
 _remembered: dict[Graph, Search] = {}
+_recalled: dict[Graph, Ladder] = {}
 _MOST_REMEMBERED = 4
 
 
