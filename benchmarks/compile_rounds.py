@@ -184,7 +184,14 @@ class Counted:
         return {"rounds": len(turns), "generated": self.passes - self.drafts, "above_prediction": misses}
 
 
-def compiled(name: str, budget: str | None, folder: str, idle: bool) -> dict[str, Any]:
+def without_drafts() -> None:
+    """Let each round compile what it has, and look at its text then."""
+    from lowtide.run.inductor.attempt import Attempt
+
+    Attempt.is_drafted = lambda *_: False  # type: ignore[method-assign]
+
+
+def compiled(name: str, budget: str | None, folder: str, idle: bool, drafts: bool) -> dict[str, Any]:
     """The first step of a model in a new process: by torch.compile, or under a budget."""
     os.environ.update(LOWTIDE_CACHE=folder + "/lowtide", TORCHINDUCTOR_CACHE_DIR=folder + "/inductor")
     import torch._inductor.async_compile
@@ -198,6 +205,8 @@ def compiled(name: str, budget: str | None, folder: str, idle: bool) -> dict[str
     if idle:
         torch._inductor.async_compile.AsyncCompile.cpp_pybinding = lambda *_, **__: lambda *_: None
     counted = Counted()
+    if not drafts:
+        without_drafts()
     torch.manual_seed(0)
     model, batch = MODELS[name]()
     start = cpu_seconds()
@@ -215,18 +224,16 @@ def compiled(name: str, budget: str | None, folder: str, idle: bool) -> dict[str
 
 
 def rows(name: str, budgets: list[str], *, idle: bool) -> list[dict[str, Any]]:
-    """A row for torch.compile and one for each budget: cold, and warm where kernels are compiled."""
+    """A row for torch.compile and two for each budget: cold, and warm where kernels are compiled."""
     found = []
-    for budget in (None, *budgets):
-        row: dict[str, Any] = {
-            "model": name,
-            "budget": budget,
-            "by": "lowtide" if budget else "torch.compile",
-        }
+    ways = [(budget, by) for budget in budgets for by in ("lowtide", "without drafts")]
+    for budget, by in ((None, "torch.compile"), *ways):
+        row: dict[str, Any] = {"model": name, "budget": budget, "by": by}
+        drafts = by == "lowtide"
         with tempfile.TemporaryDirectory() as folder:
-            for state in ("cold",) if idle else ("cold", "warm"):
+            for state in ("cold", "warm")[: 1 if idle or by == "without drafts" else 2]:
                 with multiprocessing.get_context("spawn").Pool(1) as pool:
-                    row[state] = pool.apply(compiled, (name, budget, folder, idle))
+                    row[state] = pool.apply(compiled, (name, budget, folder, idle, drafts))
         found.append({**row, "idle": idle, "torch": torch.__version__, "commit": commit()})
     return found
 
@@ -235,7 +242,7 @@ def line(row: dict[str, Any]) -> str:
     states = [f"{state} {row[state]['seconds']:7.1f} s" for state in ("cold", "warm") if state in row]
     cold = row["cold"]
     what = f"{cold['rounds']} rounds, {cold['generated']} graphs generated, {cold['above_prediction']}"
-    return f"{row['model']:9} {row['by']:13} {row['budget'] or '':4} {' '.join(states)}  {what}"
+    return f"{row['model']:9} {row['by']:14} {row['budget'] or '':4} {' '.join(states)}  {what}"
 
 
 def main(arguments: list[str] | None = None) -> None:

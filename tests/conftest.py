@@ -86,6 +86,13 @@ def fresh_compiler():
 
 
 @pytest.fixture(autouse=True)
+def fresh_headroom():
+    """What the rounds of one test have come to says nothing of the next: some make plans too large."""
+    yield
+    shutil.rmtree(Path(os.environ["LOWTIDE_CACHE"], "headroom"), ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
 def fresh_accelerate():
     """Its state is one for the process, and refuses another precision than the first one."""
     yield

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from graphs import chain
+from lowtide.files import kept_data
 from lowtide.planner import kept_ladders, other_shapes
 from lowtide.planner.other_shapes import OtherShapes
 from lowtide.planner.under_budget import plan_graph
@@ -155,7 +156,7 @@ def test_what_was_found_in_too_little_time_is_not_kept(folder):
 
 
 def test_the_files_that_were_used_last_stay(folder, monkeypatch):
-    monkeypatch.setattr(kept_ladders, "MOST_FILES", 2)
+    monkeypatch.setattr(kept_data, "MOST_FILES", 2)
     ladder = Ladder([Rung(1, 1.0, np.zeros(1, dtype=np.int32))])
     for budget in (1, 2):
         kept_ladders.write_ladder(GRAPH, budget, ladder)

@@ -229,10 +229,10 @@ def rounds(monkeypatch, more):
     asked = []
 
     class Attempt:
-        stopped, result = True, None
+        stopped, result, key = True, None, ""
 
         def __init__(self, wanted, *_):
-            self.wanted = wanted
+            self.wanted = self.asked = wanted
             self.stage = mock.Mock(runner=lambda run, plan: Runner(run, plan, None))
             self.first_step = mock.Mock()
 

@@ -8,7 +8,7 @@ the search, so that another version finds none. A file holds the plans' peaks an
 runs, with a digest. One that is not whole, or says what cannot be, is left aside as if it were not there; a
 plan that is taken from it goes through the simulator like any other.
 
-Cost: some 100 kB for 200 ops, and a few milliseconds. The `MOST_FILES` used last are kept.
+Cost: some 100 kB for 200 ops, and a few milliseconds.
 
 Limits: prices that are measured anew, and other bytes beside the step, make another graph. Only capped steps
 ask here, as `OtherShapes` does for them: `lowtide.plan` searches anew in each process.
@@ -27,49 +27,37 @@ from typing import Any
 
 import numpy as np
 
-from ..files.cache_folder import private_folder
-from ..files.whole_files import read_private, write_whole
+from ..files.kept_data import is_kept, read_kept, write_kept
 from ..plans.graph import Graph
 from ..solve.search.ladder import Ladder, Rung
 
 __all__ = ["read_ladder", "write_ladder"]
 
 FOLDER = "ladders"
-MOST_FILES = 64
 MOST_BYTES, MOST_RUNS = 1 << 24, 1 << 25
 """Of a file, and of the runs of all its plans: more than those of a step of 10^4 ops."""
-
-_DIGEST = 32
 
 
 def read_ladder(graph: Graph, budget: int) -> Ladder | None:
     """The plans that were found for a graph after descents to a budget; None where none are kept."""
-    with suppress(OSError, ValueError, KeyError, TypeError, zlib.error):
-        path = _place(graph, budget)
-        ladder = _read(read_private(path, MOST_BYTES), runs_of=len(graph.ops))
-        path.touch()  # what is used stays
-        return ladder
+    data = read_kept(FOLDER, _key(graph, budget), MOST_BYTES)
+    with suppress(ValueError, KeyError, TypeError, zlib.error):
+        return None if data is None else _read(data, runs_of=len(graph.ops))
     return None
 
 
 def write_ladder(graph: Graph, budget: int, ladder: Ladder, *, anew: bool = True) -> None:
-    """Keep them, in place of others if `anew`; a folder that cannot be written to costs the next search."""
-    if ladder.cut:
+    """Keep them, in place of others if `anew`."""
+    key = _key(graph, budget)
+    if ladder.cut or (not anew and is_kept(FOLDER, key)):
         return
-    with suppress(OSError):
-        path = _place(graph, budget)
-        if not anew and path.exists():
-            return
-        data = _written(ladder)
-        if len(data) <= MOST_BYTES:
-            write_whole(path, data, mode=0o600)
-            _let_go(path.parent)
+    data = _written(ladder)
+    if len(data) <= MOST_BYTES:
+        write_kept(FOLDER, key, data)
 
 
-def _place(graph: Graph, budget: int) -> Path:
-    """The file of a graph and a budget; raises `NoCache`, which was said, where there is no folder."""
-    name = hashlib.sha256(f"{_version()}|{budget}|{graph.to_json()}".encode()).hexdigest()
-    return private_folder(FOLDER) / f"{name[:40]}.ladder"
+def _key(graph: Graph, budget: int) -> str:
+    return f"{_version()}|{budget}|{graph.to_json()}"
 
 
 @cache
@@ -83,18 +71,14 @@ def _version() -> str:
 
 
 def _written(ladder: Ladder) -> bytes:
-    """A digest, a line of numbers, and the orders of runs."""
+    """A line of numbers, and the orders of runs."""
     rungs = [(rung.peak, rung.seconds.hex(), len(rung.order)) for rung in ladder]
     orders = np.concatenate([rung.order for rung in ladder]).astype("<i4").tobytes()
-    body = json.dumps(rungs).encode() + b"\n" + zlib.compress(orders, 1)
-    return hashlib.sha256(body).digest() + body
+    return json.dumps(rungs).encode() + b"\n" + zlib.compress(orders, 1)
 
 
-def _read(data: bytes, *, runs_of: int) -> Ladder:
+def _read(body: bytes, *, runs_of: int) -> Ladder:
     """The ladder of a file; raises ValueError where it is none."""
-    body = data[_DIGEST:]
-    if hashlib.sha256(body).digest() != data[:_DIGEST]:
-        raise ValueError("it is not whole")
     line, _, packed = body.partition(b"\n")
     rungs = [(_count(peak), float.fromhex(seconds), _count(runs)) for peak, seconds, runs in json.loads(line)]
     ends = [0, *accumulate(runs for _, _, runs in rungs)]
@@ -119,10 +103,3 @@ def _count(number: Any) -> int:
     if type(number) is not int or number < 0:
         raise ValueError(f"{number!r} is no count")
     return number
-
-
-def _let_go(folder: Path) -> None:
-    """Take away the files that were used longest ago."""
-    found = sorted(folder.glob("*.ladder"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in found[MOST_FILES:]:
-        path.unlink(missing_ok=True)

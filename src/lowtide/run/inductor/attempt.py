@@ -29,6 +29,7 @@ from ...stages import Asked, Lowered
 from ..backward import CompiledBackward
 from ..generated_code.reader import UnreadableSourceError
 from .first_step import FirstStep
+from .kept_headroom import key_of_step, may_recall, read_headroom
 from .peak import step_peak
 from .scheduler_order import Fusions, PlannedOrder
 
@@ -120,7 +121,8 @@ class Attempt:
     """One compilation of a step; it is stopped where its text, or its draft, shows a peak over the budget.
 
     No kernel of that backward has been compiled then, and with a draft none at all. `result` is the plan with
-    that peak, `turn` counts the rounds of a step.
+    that peak, `turn` counts the rounds of a step. The first one begins with what an earlier process learnt of
+    the step, which is kept by its `key`.
     """
 
     def __init__(self, asked: Asked, lower: Lower, turn: int = 1) -> None:
@@ -129,6 +131,7 @@ class Attempt:
         self.turn = turn
         self.stage: Lowered | None = None
         self.name = repr(asked.options.budget)
+        self.key = ""
         self.texts: dict[bool, str] = {}
         self.result: Plan | None = None
         self.stopped = False
@@ -138,6 +141,9 @@ class Attempt:
 
     def lowered(self, joint: fx.GraphModule, forward_outputs: int) -> Lowered:
         """The stage of this attempt, which the compilers of its two graphs ask for afterwards."""
+        if self.turn == 1 and may_recall(self.asked):
+            self.key = key_of_step(self.asked, joint)
+            self.asked = replace(self.asked, headroom=read_headroom(self.key))
         self.stage = self.lower(self.asked, joint, forward_outputs)
         plan = self.stage.planned.plan
         self.name += (

@@ -25,6 +25,7 @@ from ...stages import Asked, Runner
 from ...units import format_bytes, parse_budget
 from .attempt import Attempt, Lower
 from .first_step import FirstStep
+from .kept_headroom import write_headroom
 
 __all__ = ["compiled_runner"]
 
@@ -39,12 +40,15 @@ def compiled_runner(asked: Asked, module: fx.GraphModule, inputs: Sequence[Any],
     """
     smallest: Plan | None = None
     missed: Plan | None = None
-    last = False
+    last, key = False, ""
     for turn in itertools.count(1):
         attempt = Attempt(asked, lower, turn)
         try:
             run = attempt.compile(copy.deepcopy(module), inputs)
         except BudgetTooSmall as error:
+            key = key or attempt.key
+            if attempt.asked.headroom > asked.headroom:  # of an earlier process: another plan was found there
+                continue
             if last or asked.only_plan:  # nothing is compiled that could show less than predicted
                 raise
             last = missed is None or turn >= _ROUNDS - 1
@@ -54,12 +58,15 @@ def compiled_runner(asked: Asked, module: fx.GraphModule, inputs: Sequence[Any],
         except Exception:
             if not attempt.stopped:
                 raise
+        key, asked = key or attempt.key, attempt.asked
         if attempt.stage is None:  # no gradient passes here
             return Runner(run, None, asked.inputs)
         plan = attempt.result or attempt.plan()
         stage, attempt.stage = attempt.stage, None  # Inductor keeps the attempt, and need not keep the graphs
         asked = replace(asked, sketched=stage.captured.asked.sketched)  # the choice of this round
         if plan.budget is None or plan.peak <= plan.budget:
+            if key and turn > 1:
+                write_headroom(key, asked.headroom)
             first = attempt.first_step
             first.plan = plan
             runner = stage.runner(first.watching(run), plan)
