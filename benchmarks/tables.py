@@ -138,8 +138,9 @@ def changing_shapes() -> str:
         "| lengths | shapes | steps | way | the steps, s | other, s | slowest step, s | memory, MiB more |",
         "|---|---:|---:|---|---:|---:|---:|---:|",
     ]
+    labels = ("before", "after", "one capture")
     for (lengths, way, label), row in sorted(
-        found.items(), key=lambda item: (item[0][0], item[0][2] == "after")
+        found.items(), key=lambda item: (item[0][0], labels.index(item[0][2]), item[0][1])
     ):
         name = f"{way}, {label}" if way == "lowtide" else way
         counts = f"{row['shapes']} | {row['steps']} | {name} | {row['training']:.1f} | {row['other']:.1f}"
