@@ -175,6 +175,7 @@ TABLES: dict[str, Callable[[], str]] = {
         f"models-{name}": lambda library=library: models_table.table(read("models.jsonl"), library)
         for name, library in MODELS.items()
     },
+    "models-in-pieces": lambda: models_table.in_pieces(read("models_in_pieces.jsonl")),
     "paper": paper,
     "plan_times": lambda: plan_times_table(read("plan_times.jsonl")),
     "plans": lambda: plan_tables(plan_results.read()),
