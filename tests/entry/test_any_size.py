@@ -276,3 +276,21 @@ def test_where_it_would_do_nothing_it_is_refused():
     options = {"budget": "1MiB", "dynamic": {"x": 1}}
     with pytest.raises(Exception, match="has its own"):
         torch.compile(Rows(straight), backend="lowtide", options=options)(*batch)
+
+
+class CountsItsCalls(Rows):
+    calls = 0
+
+    def forward(self, x, mask=None):
+        self.calls += 1
+        return super().forward(x, mask) * self.calls
+
+
+def test_a_step_that_is_captured_anew_at_each_call_goes_on_shape_by_shape(caplog_lowtide):
+    plain = CountsItsCalls(straight)
+    model = lowtide.cap(copy.deepcopy(plain), "1MiB", **QUICKLY)
+    for batch in batches((9, 12, 12, 12, 12, 12, 12, 9)):
+        assert same(stepped(model, batch), stepped(plain, batch))
+    assert model.calls == plain.calls == 8
+    (line,) = [line for line in caplog_lowtide if "each shape is captured by itself" in line]
+    assert "4 captures did not serve" in line

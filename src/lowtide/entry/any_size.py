@@ -126,12 +126,15 @@ class Shared:
     call: Callable[..., Any] | None = None
     steps: list[OpenStep] = field(default_factory=list)
 
-    def add(self, module: fx.GraphModule) -> OpenStep:
-        """A graph that was captured for one more size; most often it stands for all others, too."""
+    def add(self, module: fx.GraphModule, *, marked: bool) -> OpenStep:
+        """A graph that was captured for one more size; most often it stands for all others, too.
+
+        Unless sizes were marked, it was captured anew for something else, and stands for this size alone.
+        """
         if len(self.steps) == MOST_GRAPHS:
             raise OneSizeOnly(f"{MOST_GRAPHS} captures did not serve all of its sizes")
         self.steps.append(OpenStep.of(module))
-        if not self.steps[-1].graph.symbols and self.kin.is_usual():
+        if marked and not self.steps[-1].graph.symbols and self.kin.is_usual():
             self.kin.refuse(specialised_at())
         return self.steps[-1]
 

@@ -44,7 +44,7 @@ from ..sketching.marker import leaving_marks
 from ..torch_state.dispatch_modes import without_foreign_modes
 from ..torch_state.garbage import uncollected
 from ..units import format_bytes, parse_budget
-from .any_size import AnySize, Kin, Shared
+from .any_size import AnySize, Kin, OneSizeOnly, Shared
 from .broken_steps import Pieces, are_joined
 from .entries import Entry, backend_for, backend_of_kin, graphs_of_this_call, key_of, present_graphs
 from .first_call import BackwardInside, install, may_install
@@ -129,11 +129,13 @@ class Capped:
                 error.add_note("the batch is of other data than the first one: it is padded, say, or not")
             raise
         except CaptureError as error:
-            if any(part.plan for part in entry.parts):
-                raise
-            if entry.shared is not None:
+            planned = any(part.plan for part in entry.parts)
+            if entry.shared is not None and (isinstance(error, OneSizeOnly) or not planned):
                 entry.shared.kin.refuse(str(error))
+                self.forget(entry)
                 return self.call_of(answers, args, kwargs)
+            if planned:
+                raise
             installed = self.install(error, entry.attempt, args, kwargs)
         result = self.run(self.entry(args, kwargs, answers), args, kwargs)
         self.say(f"captured at the second try: the first call of {self.name} {installed}")
@@ -426,10 +428,14 @@ class Capped:
 
     def forget_failed(self, entry: Entry) -> None:
         """An entry that never got a plan is not kept: the next call starts anew."""
+        if not any(part.plan for part in entry.parts):
+            self.forget(entry)
+
+    def forget(self, entry: Entry) -> None:
+        """Let the next call of that shape start anew."""
         with self.lock:
-            if not any(part.plan for part in entry.parts):
-                for key in [key for key, other in self.entries.items() if other is entry]:
-                    del self.entries[key]
+            for key in [key for key, other in self.entries.items() if other is entry]:
+                del self.entries[key]
 
     def forget_plans(self) -> None:
         """Give back all plans, and what was captured for them."""

@@ -189,10 +189,11 @@ def backend_of_kin(shared: Shared) -> Callable[..., Any]:
     weak = weakref.ref(shared)
 
     def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        owner = weak()
+        owner, present = weak(), _present.entry
         assert owner is not None
+        assert present is not None
         _refuse_parts(module)
-        held = weakref.ref(owner.add(module))
+        held = weakref.ref(owner.add(module, marked=not present.parts))
         _present.graphs = (_present.graphs or 0) + 1
 
         def call(*args: Any) -> Any:
