@@ -74,7 +74,8 @@ class Agreement:
             budget=said["budget"],
             notes=tuple(said["notes"]),
         )
-        return replace(plan, sketched=tuple(said["sketched"]), trimmed=tuple(said["trimmed"]))
+        sketched, trimmed = tuple(said["sketched"]), tuple(said["trimmed"])
+        return replace(plan, smallest=said["smallest"], sketched=sketched, trimmed=trimmed)
 
     def each_plan(self, make: Callable[[], Plan]) -> Plan:
         made, trouble = _tried(make)
@@ -301,10 +302,14 @@ def _tried(make: Callable[[], Plan]) -> tuple[Plan | None, Exception | None]:
         return None, error
 
 
+_SAID = ("method", "budget", "smallest", "notes", "sketched", "trimmed")
+"""Of a plan, besides its schedule and what is beside the step."""
+
+
 def _written(made: Plan | None, trouble: Exception | None) -> dict[str, Any]:
     said: dict[str, Any] = {"error": _failure(trouble)}
     if made is not None:
-        said |= {name: getattr(made, name) for name in ("method", "budget", "notes", "sketched", "trimmed")}
+        said |= {name: getattr(made, name) for name in _SAID}
         said |= {"fixed": made.graph.fixed, "schedule": made.schedule.to_dict()}
     return said
 
