@@ -76,6 +76,24 @@ def test_another_order_of_first_runs_may_be_what_fits():
     assert simulate(graph, auto(graph, 12)).again == 0
 
 
+def test_every_output_is_there_when_the_step_returns():
+    """One that the returning op does not read, too, though it would take less room later."""
+    ops = (
+        Op("wide", ("x",), ("y",), 1.0),
+        Op("other", ("x",), ("z",), 1.0),
+        Op("return", ("y",), (), kind="pinned", target="return"),
+        Op("grad", ("y", "t"), ("g",), 1.0, phase="backward"),
+    )
+    sizes = {"x": 1, "y": 9, "z": 5, "t": 1, "g": 1}
+    kinds = {"x": "input", "z": "output", "t": "tangent", "g": "gradient"}
+    graph = Graph(ops, tuple(Value(n, size, kinds.get(n, "activation")) for n, size in sizes.items()))
+    top = simulate(graph, keep_all(graph)).peak
+    for budget in range(top + 1):
+        order = fastest(graph, budget).order
+        assert order is None or order.index(1) < order.index(len(ops))
+        simulate(graph, auto(graph, budget))
+
+
 def test_with_a_limit_it_finds_only_what_is_faster():
     graph = chain(6)
     best = fastest(graph, 5)

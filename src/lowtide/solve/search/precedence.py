@@ -36,6 +36,9 @@ def precedence(graph: Graph) -> list[list[int]]:
             before[boundary].add(index)
         else:
             before[index].add(boundary)
+    if graph.returning is not None:  # the last of the forward
+        last = number[graph.returning.name]
+        before[last] |= before[boundary] - {last}
     for reader, updates in graph.updaters.items():
         for update in updates:
             before[number[update]].add(number[reader])
