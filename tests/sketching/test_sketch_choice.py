@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import lowtide
 from lowtide.errors import BudgetTooSmall, LowtideError, PlanMismatch
@@ -351,12 +351,12 @@ def test_compiled_graphs_of_other_choices_have_other_names():
     from lowtide.run.inductor.attempt import Attempt, Partitioner
 
     schedule, graph = lowtide.Schedule((), ()), SimpleNamespace(fingerprint="")
-    names = set()
+    joint, names = fx.GraphModule({}, fx.Graph()), set()
     for sketched, trimmed in (((), ()), (("a",), ()), (("b",), ()), ((), ("a",))):
         plan = SimpleNamespace(schedule=schedule, graph=graph, sketched=sketched, trimmed=trimmed, split=())
         stage = SimpleNamespace(planned=SimpleNamespace(plan=plan))
         attempt = Attempt(Asked(Options()), lambda *_, stage=stage: stage)
-        attempt.lowered(None, 1)
+        attempt.lowered(joint, 1)
         names.add(Partitioner(attempt).uuid())
     assert len(names) == 4
 

@@ -8,10 +8,19 @@ from row_steps import results, trace_of
 from torch.nn import functional
 
 from lowtide.capture.rewrites.by_parts import add_product, put_rows
-from lowtide.splitting.regions import find_regions, region_of
+from lowtide.splitting.regions import find_regions, late_nodes, region_of
 from lowtide.splitting.unroll import copied, unroll
 
 WIDE, NARROW = 24, 6
+
+
+def in_chunks(trace, regions, number, *, compiled):
+    chunked = copied(trace)
+    late = late_nodes(chunked)
+    for region in regions:
+        unroll(chunked, region_of(chunked, region.name, late), number, late=late, compiled=compiled)
+    chunked.graph.lint()
+    return chunked
 
 
 def both(function, args, number, *, compiled=False, least_rows=4):
@@ -19,9 +28,7 @@ def both(function, args, number, *, compiled=False, least_rows=4):
     trace = trace_of(function, *args)
     whole = results(trace, *args)
     regions = find_regions(trace, least_rows=least_rows)
-    chunked = copied(trace)
-    for region in regions:
-        unroll(chunked, region_of(chunked, region.name), number, compiled=compiled)
+    chunked = in_chunks(trace, regions, number, compiled=compiled)
     return whole, results(chunked, *args), regions, chunked
 
 
@@ -111,9 +118,7 @@ def test_dropout_inside_draws_the_same_numbers():
         return functional.linear(hidden, weight.t()).square().sum()
 
     trace = trace_of(step, *inputs())
-    chunked = copied(trace)
-    for region in find_regions(trace, least_rows=4):
-        unroll(chunked, region_of(chunked, region.name), 3, compiled=False)
+    chunked = in_chunks(trace, find_regions(trace, least_rows=4), 3, compiled=False)
     found = []
     for each in (trace, chunked):
         torch.manual_seed(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from ..errors import CaptureError
 from .rewrites import batchnorm
 from .rewrites.accumulate import is_accumulation
 from .rewrites.by_parts import is_by_parts
-from .rewrites.collectives import is_collective, is_wait
+from .rewrites.collectives import is_collective, is_waiting
 from .rewrites.handing import is_handing
 from .rewrites.stepping import is_update
 
@@ -87,13 +88,18 @@ def has_effect(node: fx.Node) -> bool:
     """Whether a node must run even when nothing reads it."""
     if is_mutation(node) or any(has(node) for has in (is_accumulation, is_handing, is_update, is_by_parts)):
         return True
-    if node.target in batchnorm.UPDATES_STATISTICS:
+    return _has_effect_by_itself(node.target) or is_collective(node)
+
+
+@lru_cache(4096)
+def _has_effect_by_itself(operator: Any) -> bool:
+    """Whether an operator has an effect, as far as its name and schema say."""
+    if operator in batchnorm.UPDATES_STATISTICS or is_waiting(operator):
         return True
-    if str(node.target) == "with_effects":  # torch's wrapper of ops that print, assert or raise
+    if str(operator) == "with_effects":  # torch's wrapper of ops that print, assert or raise
         return True
-    # A mutable schema writes to an argument.
-    schema = private_of(node.target, "schema", None)
-    return is_collective(node) or is_wait(node) or bool(schema and schema.is_mutable)
+    schema = private_of(operator, "schema", None)
+    return bool(schema and schema.is_mutable)  # a mutable schema writes to an argument
 
 
 def is_item(node: fx.Node) -> bool:

@@ -28,7 +28,7 @@ from ..solve.quick import quick, smallest
 from ..solve.search.ladder import Rung
 from ..stages import Asked, Captured, Planned, Priced, Split
 from .defer import defer_results
-from .regions import Region, find_regions, region_of
+from .regions import Region, find_regions, late_nodes, region_of
 from .unroll import CannotSplitError, chunks_of, copied, unroll
 
 __all__ = ["choose", "possible_with_split"]
@@ -130,14 +130,7 @@ class Ways:
         if chosen not in self.made:
             trace = self.step.trace
             if chosen:
-                trace = copied(trace)
-                for name, number in chosen:
-                    region = region_of(trace, name)
-                    if region is None:
-                        raise CannotSplitError(f"the step has no region {name!r} that could be split")
-                    if self.may_defer():
-                        defer_results(trace, region)
-                    unroll(trace, region, number, compiled=self.asked.compiled)
+                trace = self.in_chunks(chosen)
             words = self.words(chosen) + _words_of(trace.deferred)
             asked = replace(self.asked, split=Split(chosen, self.whole, words))
             priced = self.price(self.capture(asked, self.step, trace))
@@ -146,6 +139,20 @@ class Ways:
                 self.asked = replace(self.asked, options=self.limits.settled(priced).options)
             self.made[chosen] = Draft(priced, self.limits.byte_limit(priced))
         return self.made[chosen]
+
+    def in_chunks(self, chosen: Chosen) -> Trace:
+        """A trace of its own, with a choice of regions in chunks."""
+        trace = copied(self.step.trace)
+        late = late_nodes(trace)
+        for name, number in chosen:
+            region = region_of(trace, name, late)
+            if region is None:
+                raise CannotSplitError(f"the step has no region {name!r} that could be split")
+            if self.may_defer():
+                defer_results(trace, region)
+            unroll(trace, region, number, late=late, compiled=self.asked.compiled)
+        trace.graph.lint()
+        return trace
 
     def may_defer(self) -> bool:
         """Whether a result may be left to whoever reads it: the inputs of the step are known one by one."""

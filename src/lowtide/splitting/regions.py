@@ -15,7 +15,7 @@ Limits: a region whose wide values leave it, other than as results of the step, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -91,10 +91,10 @@ def find_regions(trace: Trace, *, least_rows: int = LEAST_ROWS) -> list[Region]:
     return sorted(found, key=lambda region: -region.bytes)
 
 
-def region_of(trace: Trace, seed: str) -> Region | None:
-    """The region that grows from a product, by its name, if there is one."""
+def region_of(trace: Trace, seed: str, late: set[fx.Node]) -> Region | None:
+    """The region that grows from a product, by its name, if there is one; `late` as of `late_nodes`."""
     found = [node for node in trace.graph.nodes if node.name == seed]
-    return _Growth(trace, found[0], late_nodes(trace), set()).region() if found else None
+    return _Growth(trace, found[0], late, set()).region() if found else None
 
 
 def _is_seed(node: fx.Node, least_rows: int) -> bool:
@@ -214,13 +214,23 @@ class _Growth:
     def fill(self) -> None:
         """Take in what lies between two nodes of the region, in the same half of the step."""
         for half in (False, True):
-            nodes = [node for node in self.trace.graph.nodes if (node in self.late) is half]
             mine = {node for node in self.outcome if (node in self.late) is half}
+            nodes = [node for node in self.around_all(mine) if (node in self.late) is half]
             after = _reached(nodes, mine, lambda node: node.all_input_nodes)
             before = _reached(reversed(nodes), mine, lambda node: list(node.users))
             for node in nodes:
                 if node in after and node in before and node not in self.outcome:
                     self.add(node)
+
+    def around_all(self, mine: set[fx.Node]) -> Iterator[fx.Node]:
+        """The nodes from the first one to the last one of some."""
+        if mine:
+            place = self.order.__getitem__
+            node, last = min(mine, key=place), max(mine, key=place)
+            yield node
+            while node is not last:
+                node = node.next
+                yield node
 
     def is_whole(self) -> bool:
         """Whether each node that reads rows of the region does so row by row."""

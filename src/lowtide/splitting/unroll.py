@@ -34,8 +34,8 @@ from ..capture.rewrites.common import look_anew
 from ..capture.rewrites.random_draws import draws
 from ..capture.trace import Trace
 from ..errors import LowtideError
-from .phases import phases_of
-from .regions import Region, late_nodes
+from .phases import nodes_around, phases_of
+from .regions import Region
 from .rows.part import Total
 from .rows.sums import sum_dtype
 from .spans import Span, chunk_size, merged_size
@@ -82,19 +82,29 @@ def copied(trace: Trace) -> Trace:
     )
 
 
-def unroll(trace: Trace, region: Region, number: int, *, compiled: bool) -> None:
-    """Run a region of this very trace in a number of chunks, in place."""
-    _Unrolling(trace, region, chunks_of(region.rows, number), compiled=compiled).run()
+def unroll(trace: Trace, region: Region, number: int, *, late: set[fx.Node], compiled: bool) -> None:
+    """Run a region of this very trace in a number of chunks, in place.
+
+    `late` are the nodes of the backward; new ones are added. What comes before the region's first node, and
+    after its last one, stays where it is.
+    """
+    _Unrolling(trace, region, chunks_of(region.rows, number), late, compiled=compiled).run()
 
 
 class _Unrolling:
     def __init__(
-        self, trace: Trace, region: Region, chunks: list[tuple[int, int]], *, compiled: bool
+        self,
+        trace: Trace,
+        region: Region,
+        chunks: list[tuple[int, int]],
+        late: set[fx.Node],
+        *,
+        compiled: bool,
     ) -> None:
         self.trace, self.region, self.chunks, self.compiled = trace, region, chunks, compiled
-        self.graph = trace.graph
-        self.late = late_nodes(trace)
-        self.phase = phases_of(trace, region, self.late)
+        self.graph, self.late = trace.graph, late
+        self.nodes = nodes_around(trace, region)
+        self.phase = phases_of(self.nodes, region, late)
         self.copies: dict[tuple[fx.Node, int], fx.Node] = {}
         self.flat: dict[tuple[fx.Node, Span], fx.Node] = {}
         self.sums: dict[fx.Node, fx.Node] = {}
@@ -104,26 +114,35 @@ class _Unrolling:
         self.place = region.seed
         self.mode = region.seed.meta["val"].fake_mode
         self.done: set[fx.Node | int] = set()
-        (self.end,) = self.graph.find_nodes(op="output")
+        self.outside = {node for node in self.nodes if node not in region.outcome}
+        self.end = self.nodes[-1].next
 
     def run(self) -> None:
-        nodes = list(self.graph.nodes)
-        last = {self.phase[node]: node for node in nodes if node in self.region.parts}
-        order = [node for node in nodes if _keeps_its_turn(node)]
-        for node in nodes:
+        last = {self.phase[node]: node for node in self.nodes if node in self.region.parts}
+        order = [node for node in self.nodes if _keeps_its_turn(node)]
+        before = self.nodes[0].prev
+        for node in self.nodes:
             if node in self.region.outcome:
                 phase = self.phase[node]
                 if last.get(phase) is node:
                     self.write_phase(phase)
             else:
                 self.move(node)
-        if [node for node in self.graph.nodes if _keeps_its_turn(node) and node in self.done] != order:
+        if list(self.in_turn(before)) != order:
             raise CannotSplitError(f"splitting {self.region.module} would change the order of random numbers")
         self.put_in_place()
 
+    def in_turn(self, before: fx.Node) -> Iterator[fx.Node]:
+        """The old nodes whose turn matters, in the order that they have now."""
+        node = before.next
+        while node is not self.end:
+            if node in self.done and _keeps_its_turn(node):
+                yield node
+            node = node.next
+
     def move(self, node: fx.Node) -> None:
         """Leave a node outside of the region where it is, after all that it reads."""
-        if node in self.done or node.op in ("placeholder", "output"):
+        if node in self.done or node not in self.outside:
             return
         self.done.add(node)
         self.need(node.all_input_nodes)
@@ -318,10 +337,9 @@ class _Unrolling:
                 look_anew(user, node.meta["val"])
         for results in (self.trace.outputs, self.trace.gradients):
             results[:] = [new.get(node, node) if isinstance(node, fx.Node) else node for node in results]
-        for node in reversed(list(self.graph.nodes)):
+        for node in reversed(self.nodes):
             if node in self.region.outcome:
                 self.graph.erase_node(node)
-        self.graph.lint()
 
     def call(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         """A new call at the end, known by the module and line of the node whose place it takes."""
@@ -329,6 +347,8 @@ class _Unrolling:
             node = self.graph.call_function(target, args, kwargs)
         kept = {key: value for key, value in self.place.meta.items() if key not in _OF_ONE_CALL}
         node.meta = {**kept, "val": self.derived(node)}
+        if self.place in self.late:
+            self.late.add(node)
         return node
 
     def derived(self, node: fx.Node) -> Any:

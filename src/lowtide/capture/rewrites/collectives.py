@@ -24,6 +24,7 @@ __all__ = [
     "is_all_reduce",
     "is_collective",
     "is_wait",
+    "is_waiting",
     "join_waits",
     "moves_only",
     "operator_of",
@@ -98,7 +99,12 @@ def is_collective(node: fx.Node) -> bool:
 
 def is_wait(node: fx.Node) -> bool:
     """Whether a node waits for a collective."""
-    return getattr(node.target, "namespace", "") in _IN_FLIGHT and _name(node.target) == "wait_tensor"
+    return is_waiting(node.target)
+
+
+def is_waiting(operator: Any) -> bool:
+    """Whether an operator waits for a collective."""
+    return getattr(operator, "namespace", "") in _IN_FLIGHT and _name(operator) == "wait_tensor"
 
 
 def moves_only(node: fx.Node) -> bool:

@@ -12,6 +12,7 @@ freed at once. Tracing changes some draws otherwise, in ways that show in their 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -41,8 +42,12 @@ def draws(node: fx.Node) -> bool:
 
 def draws_numbers(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a call of an operator draws random numbers."""
-    tags = getattr(operator, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags and _rate(operator, args, kwargs) != 0.0
+    return _is_seeded(operator) and _rate(operator, args, kwargs) != 0.0
+
+
+@lru_cache(4096)
+def _is_seeded(operator: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
 
 
 def _rate(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
