@@ -16,6 +16,7 @@ NAMES: dict[str, tuple[str, str]] = {
     # use here: (where it lives, versions it was seen in)
     "aot_module_simplified": ("torch._functorch.aot_autograd:aot_module_simplified", "2.11-2.13"),
     "dynamo_config": ("torch._dynamo.config", "2.11-2.13"),
+    "dynamo_metrics": ("torch._dynamo.utils", "2.11-2.13"),
     "inductor_config": ("torch._inductor.config", "2.11-2.13"),
     "functorch_config": ("torch._functorch.config", "2.11-2.13"),
     "optimize": ("torch._dynamo:optimize", "2.11-2.13"),

@@ -93,13 +93,26 @@ def _log_functions() -> set[Any]:
 
 
 class _Unlisted(set[Any]):
-    """A set that lists one of its members: torch 2.11 would sort them for its metrics, and cannot.
+    """A set that lists one of its members: torch compares each callable of a step with all that are listed.
 
     Methods of loggers are looked up, and a function, as `warnings.warn`, is looked for in the list.
     """
 
     def __iter__(self) -> Iterator[Any]:
         return iter((warnings.warn,))
+
+
+def metrics_without_settings() -> AbstractContextManager[None]:
+    """Leave the settings out of torch's metrics of a capture: torch 2.11 cannot write functions as JSON.
+
+    It logs an error at each capture where settings name functions (`_get_dynamo_config_for_logging`, seen in
+    2.11-2.13).
+    """
+    return attributes(private("dynamo_metrics"), _get_dynamo_config_for_logging=_no_settings)
+
+
+def _no_settings() -> None:
+    return None
 
 
 @contextmanager
