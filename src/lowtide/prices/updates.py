@@ -5,6 +5,7 @@ need. So an optimizer like the user's steps on tensors of the same shapes, on th
 that it has at most are noted, in a step whose state is there. Rows are mostly independent: with the first
 dimension a sixteenth, two and three sixteenths as long, the bytes grow by the same amount each time, and the
 whole is extrapolated from there. Where they do not (Muon multiplies whole matrices) the whole size is tried.
+What was found is remembered as long as the optimizer lives: a step with `split=` is priced several times.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -27,6 +29,8 @@ __all__ = ["Owned", "Tried", "with_workspaces"]
 _PARTS = 16
 _SMALL = 2**16
 """Numbers of a tensor that is tried as it is; chosen."""
+
+_known: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()
 
 
 class Owned(NamedTuple):
@@ -57,11 +61,10 @@ class Tried(NamedTuple):
 
 def with_workspaces(lifted: Lifted, owner: Mapping[int, Owned], where: Tried) -> Lifted:
     """The graph with what each update of parameters takes while it runs; owners are by the inputs' places."""
-    known: dict[Any, int] = {}
     changed: dict[str, int] = {}
     for name, node in lifted.node_of.items():
         if is_update(node):
-            changed[name] = _workspace(node, owner, where, known)
+            changed[name] = _workspace(node, owner, where)
     if not changed:
         return lifted
     # An optimizer's own time is no part of a plan: it is the same inside of the backward and after it.
@@ -72,17 +75,20 @@ def with_workspaces(lifted: Lifted, owner: Mapping[int, Owned], where: Tried) ->
     return replace(lifted, graph=lifted.graph.replace(ops=ops))
 
 
-def _workspace(node: Any, owner: Mapping[int, Owned], where: Tried, known: dict[Any, int]) -> int:
+def _workspace(node: Any, owner: Mapping[int, Owned], where: Tried) -> int:
     """The most that any group takes: an optimizer goes through its groups one after the other."""
     shapes: dict[int, tuple[Owned, list[_Shape]]] = {}
     for place, gradient in zip(*node.args, strict=True):
         owned, value = owner[place], gradient.meta["val"]
         shapes.setdefault(id(owned.group), (owned, []))[1].append(_Shape(tuple(value.shape), value.dtype))
     most = 0
-    for key, (owned, found) in shapes.items():
-        if (key, *found) not in known:
-            known[key, *found] = _extrapolated(owned, found, where)
-        most = max(most, known[key, *found])
+    for owned, found in shapes.values():
+        known = _known.setdefault(owned.optimizer, {})
+        options = repr([(name, value) for name, value in owned.group.items() if name != "params"])
+        key = options, where, *found
+        if key not in known:
+            known[key] = _extrapolated(owned, found, where)
+        most = max(most, known[key])
     return most
 
 
