@@ -115,7 +115,7 @@ def row(budget: str | None, device: torch.device, views: bool) -> tuple[dict[str
         "views": views,
         "buckets": shares,
         "peak": peak,
-        "predicted": None if budget is None else lowtide.plan_of(outer).peak,  # type: ignore[union-attr]
+        "predicted": None if budget is None else lowtide.plan_of(outer).allocated,  # type: ignore[union-attr]
         "backward_ms": round(1e3 * statistics.median(backward), 2),
         "step_ms": round(1e3 * statistics.median(step), 2),
     }

@@ -133,12 +133,12 @@ def bench(name: str, steps: int, shares: tuple[str, ...]) -> list[dict[str, Any]
             lowtide.cap(model, budget)
             capped = outcome(model, batch, state)
             plan = lowtide.plan_of(model)
-            row |= {"budget": plan.budget, "predicted_peak": plan.peak, "predicted_extra": plan.extra}
+            row |= {"budget": plan.budget, "predicted_peak": plan.allocated, "predicted_extra": plan.extra}
             row |= {"setup_seconds": time.perf_counter() - start, "ops": len(plan.graph.ops)}
             row |= {"prices": plan.graph.prices, "method": plan.method}
             row |= compare(plain, capped)
             row |= clock(model, batch, steps)
-            natural = natural or plan.peak
+            natural = natural or plan.allocated
         except lowtide.BudgetTooSmall as error:
             row |= {"budget": error.budget, "smallest": error.smallest, "error": "budget too small"}
         lowtide.uncap(model)

@@ -39,7 +39,7 @@ from lowtide.devices.allocator_settings import AllocatorSettings
 from lowtide.devices.blocks import Block
 from lowtide.devices.caching_allocator import CachingAllocator, NoRoomError, Segment
 from lowtide.devices.memory import memory_by_name
-from lowtide.devices.reserved import StepRequests, loop_peaks
+from lowtide.devices.reserved import Loop, StepRequests
 from lowtide.planner.under_budget import plan_graph
 from lowtide.plans.events import events
 from lowtide.plans.planned_step import Plan
@@ -134,9 +134,11 @@ def by_arena(plan: Plan) -> int:
 
 
 WAYS: dict[str, Callable[[Plan], int]] = {
-    "default": lambda plan: loop_peaks(plan.graph, plan.schedule).reserved,
+    "default": lambda plan: Loop(plan.graph, events(plan.graph, plan.schedule)).peaks().reserved,
     "expandable": lambda plan: (
-        loop_peaks(plan.graph, plan.schedule, settings=AllocatorSettings(expandable=True)).reserved
+        Loop(plan.graph, events(plan.graph, plan.schedule), settings=AllocatorSettings(expandable=True))
+        .peaks()
+        .reserved
     ),
     "arena": by_arena,
 }
@@ -153,7 +155,7 @@ def row(name: str, budget: str | None, plan: Plan) -> dict[str, Any]:
         "requests": len(stays),
         "peak": plan.peak,
         "live": beside(plan) + live_peak(stays),
-        "allocated": loop_peaks(plan.graph, plan.schedule).allocated,
+        "allocated": Loop(plan.graph, events(plan.graph, plan.schedule)).peaks().allocated,
         **{way: reserved(plan) for way, reserved in WAYS.items()},
         "offline": beside(plan) + offline.size,
         "order": offline.order,

@@ -173,7 +173,12 @@ class Worker:
 def of_plan(plan: lowtide.Plan | None) -> Row:
     if plan is None:
         return {}
-    return {"predicted_peak": plan.peak, "budget": plan.budget, "predicted_extra": plan.extra}
+    return {
+        "predicted_peak": plan.allocated,
+        "predicted_reserved": plan.reserved,
+        "budget": plan.budget,
+        "predicted_extra": plan.extra,
+    }
 
 
 def refusal(error: Exception) -> Row:

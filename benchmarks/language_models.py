@@ -33,7 +33,7 @@ from commit import commit
 from language_models_steps import SUBJECTS, Subject
 
 WARM_UP = 2
-SIZES = ("allocated", "reserved", "predicted", "smallest")
+SIZES = ("allocated", "predicted", "reserved", "predicted_reserved", "smallest")
 
 Row = dict[str, Any]
 
@@ -105,7 +105,8 @@ def bench(subject: Subject, setting: str, device: str, *, steps: int, tiny: bool
         if setting.startswith("lowtide"):
             plan = lowtide.plan_of(loop.model)
             assert plan is not None
-            row |= {"budget": plan.budget, "predicted": plan.peak, "predicted_extra": plan.extra}
+            row |= {"budget": plan.budget, "predicted": plan.allocated, "predicted_extra": plan.extra}
+            row |= {"predicted_reserved": plan.reserved, "arena": plan.arena, "ops": len(plan.graph.ops)}
     except lowtide.BudgetTooSmall as error:
         row = {"error": "budget too small", "budget": error.budget, "smallest": error.smallest}
     except torch.cuda.OutOfMemoryError:

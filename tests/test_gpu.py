@@ -97,7 +97,7 @@ def test_a_share_is_of_the_step_and_a_share_of_the_device_of_its_memory():
         net.zero_grad()
     roomy, plan = plans
     assert roomy.budget == torch.cuda.get_device_properties(0).total_memory
-    assert 0.59 <= plan.budget / roomy.peak <= 0.61
+    assert 0.59 <= plan.budget / roomy.allocated <= 0.61
     assert plan.peak <= plan.budget
 
 
@@ -106,7 +106,7 @@ import torch, lowtide
 layer, x = torch.nn.Linear(512, 512).cuda(), torch.randn(4096, 512, device="cuda")
 step = lowtide.cap(lambda x: layer(x).square().mean(), "100% of device")
 step(x).backward()
-print(lowtide.plan_of(step).peak, torch.cuda.max_memory_allocated())
+print(lowtide.plan_of(step).allocated, torch.cuda.max_memory_allocated())
 """
 
 
@@ -119,7 +119,7 @@ def test_workspaces_that_a_first_step_takes_are_predicted():
 def _peak(model, args, kwargs):
     lowtide.cap(model, "100% of device")
     model(*args, **kwargs).backward()
-    peak = lowtide.plan_of(model).peak
+    peak = lowtide.plan_of(model).allocated
     lowtide.uncap(model)
     model.zero_grad()
     return peak

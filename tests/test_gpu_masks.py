@@ -12,6 +12,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.filterwarnings("ignore:Warning. Profiler clears events"),
 ]
 
 

@@ -10,6 +10,7 @@ import lowtide
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
 ]
 
 VOCABULARY, WIDTH = 32_000, 512
@@ -36,7 +37,7 @@ def test_a_head_in_chunks(dtype, executor):
     torch.manual_seed(0)
     model = Head().to("cuda", dtype)
     x = torch.randint(VOCABULARY, (4, 1024), device="cuda")
-    found = lowtide.verify(model, x, budget="35%", split=True, executor=executor)
+    found = lowtide.verify(model, x, budget="min", split=True, executor=executor)
     assert found.plan.split
     assert found.fits, str(found)
     assert found.verdict == "to rounding", str(found)
@@ -57,5 +58,6 @@ def test_products_are_added_in_single_precision():
     before = torch.cuda.memory_allocated()
     add_product(whole, left, right)
     torch.cuda.synchronize()
+    taken = torch.cuda.max_memory_allocated() - before
     torch.testing.assert_close(whole, 2 * (left.float() @ right.float()), rtol=1e-2, atol=1e-2)
-    assert torch.cuda.max_memory_allocated() - before < whole.numel()
+    assert taken < whole.numel()

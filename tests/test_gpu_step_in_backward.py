@@ -69,8 +69,8 @@ def test_the_bits_and_the_bytes(form, dtype):
     assert all(map(torch.equal, states(plain, first), states(model, second)))
     plan = lowtide.plan_of(model)
     taken = lowtide.measure(lambda: model(x).backward(), device="cuda").peak
-    assert taken <= plan.peak
-    assert taken >= 0.99 * plan.peak
+    assert taken <= plan.allocated
+    assert taken >= 0.99 * plan.allocated
     assert plan.gradient_bytes == 0
 
 

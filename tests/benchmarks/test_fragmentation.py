@@ -83,15 +83,12 @@ def test_the_least_arena_serves_and_is_no_smaller_than_what_is_alive(budget):
 @pytest.mark.slow
 def test_a_trial_of_a_hard_limit_is_foretold_and_run():
     """Foretold for a GPU, and run on the CPU; a budget that is too small is an outcome, too."""
-    plan = hard_limit.planned("resnet50", "min", tiny=True)
-    foretold = [hard_limit.foretold(plan, trial(plan.peak, factor)) for factor in (0.5, 40)]
-    assert [row["foretold"] for row in foretold] == ["out of memory", "ok"]
-    assert {row["foretold_reserved"] for row in foretold} == {plan.reserved}
-    assert hard_limit.happened(trial(2 * plan.peak), "cpu")["outcome"] == "ok"
-    refused = hard_limit.happened(trial(plan.peak // 2), "cpu")
+    (foretold,) = hard_limit.foretold("resnet50", ("min",), tiny=True)
+    assert foretold["outcome"] == "planned"
+    assert foretold["plan_allocated"] <= foretold["plan_reserved"] <= foretold["before"]
+    trial = hard_limit.Trial("resnet50", ("min",), "eager", "", tiny=True)
+    (row,) = hard_limit.outcomes(trial, "cpu")
+    assert (row["outcome"], row["plan_allocated"], row["plan_reserved"]) == ("ok", row["budget"], None)
+    refused = hard_limit.happened(trial, row["budget"] // 2, "cpu")
     assert refused["outcome"] == "refused"
-    assert plan.peak // 2 < refused["smallest"]
-
-
-def trial(budget, factor=1.0):
-    return hard_limit.Trial("resnet50", budget, factor, "", tiny=True)
+    assert row["budget"] // 2 < refused["smallest"] <= row["budget"]

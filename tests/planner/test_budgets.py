@@ -41,7 +41,7 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(64, 64), nn.Tanh())))
+        self.layers = nn.Sequential(*(m for _ in range(8) for m in (nn.Linear(64, 64), nn.Tanh())))
 
     def forward(self, x):
         return self.layers(x).pow(2).mean()
@@ -177,7 +177,7 @@ def test_every_entry_reads_a_share_of_the_device_here(step: Any, shell: Shell) -
 @pytest.mark.slow
 def test_the_backend_makes_the_same_bytes_of_a_budget(step: Any, caplog_lowtide: list[str]) -> None:
     model, x = step
-    said, asked = [], ("60%", "5MiB", "25% of device", "knee")
+    said, asked = [], ("60%", "8MiB", "25% of device", "knee")
     for budget in asked:
         torch._dynamo.reset()
         options = {"budget": budget, "prices": "roofline"}
@@ -185,7 +185,7 @@ def test_the_backend_makes_the_same_bytes_of_a_budget(step: Any, caplog_lowtide:
         model.zero_grad()
         said.append(caplog_lowtide[-1])
     sizes = [
-        lowtide.plan(model, x, budget=budget).budget for budget in ("60%", "5MiB", "25% of device", "knee")
+        lowtide.plan(model, x, budget=budget).budget for budget in ("60%", "8MiB", "25% of device", "knee")
     ]
     for line, size in zip(said, sizes, strict=True):
         assert size is not None
@@ -195,7 +195,7 @@ def test_the_backend_makes_the_same_bytes_of_a_budget(step: Any, caplog_lowtide:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "size"),
-    [("60%", None), ("5MiB", 5 << 20), ("50% of device", H200 // 2), ("min", None), ("knee", None)],
+    [("60%", None), ("8MiB", 8 << 20), ("50% of device", H200 // 2), ("min", None), ("knee", None)],
 )
 def test_every_entry_agrees_for_a_device_that_is_absent(
     step: Any, shell: Shell, budget: str, size: int | None
@@ -204,7 +204,7 @@ def test_every_entry_agrees_for_a_device_that_is_absent(
     plan = lowtide.plan(model, x, device="H200", budget=budget)
     whole = lowtide.plan(model, x, device="H200")
     if budget == "60%":
-        size = whole.peak * 6 // 10
+        size = whole.allocated * 6 // 10
     if budget == "knee":
         size = settled(parse_budget(budget), whole.graph, memory_by_name("H200")).bytes
     assert plan.budget == size
@@ -214,8 +214,8 @@ def test_every_entry_agrees_for_a_device_that_is_absent(
     for found in (of_step, shell("plan", "g.json", *words)):
         read = Plan.from_json(json.dumps(found))
         assert (read.budget, read.peak, read.schedule) == (plan.budget, plan.peak, plan.schedule)
-    if budget == "knee":  # on a GPU a thousandth is left free above it
-        assert lowtide.frontier(whole).best(budget).peak * 1024 // 1023 + 1 == size
+    if budget == "knee":  # on a GPU what its plan reserves, and a thousandth that is left free above it
+        assert lowtide.frontier(whole).best(budget).peak * 1024 // 1023 + 1 <= size
     elif budget != "min":
         assert lowtide.frontier(whole).best(budget).budget == size
     if budget != "min":
@@ -230,7 +230,7 @@ def test_the_same_share_on_the_cpu_and_on_a_gpu_is_the_same_part_of_the_peak(ste
     model, x = step
     for device in (None, "H200", "cpu"):
         whole = lowtide.plan(model, x, device=device)
-        assert lowtide.plan(model, x, device=device, budget="60%").budget == whole.peak * 6 // 10
+        assert lowtide.plan(model, x, device=device, budget="60%").budget == whole.allocated * 6 // 10
 
 
 # planning for a CUDA device
@@ -241,7 +241,7 @@ def test_a_share_on_cuda_caps_the_step_and_not_the_device() -> None:
     graph = chain(16, 8 << 20).replace(device="cuda:0")
     whole = plan_graph(graph, None, device=GPU)
     plan = plan_graph(graph, "60%", device=GPU)
-    assert plan.budget == whole.peak * 6 // 10
+    assert plan.budget == whole.allocated * 6 // 10
     assert plan.peak <= plan.budget
     roomy = plan_graph(graph, "60% of device", device=GPU)
     assert (roomy.budget, roomy.method) == (48 * GIB, "keep_all")
@@ -254,7 +254,7 @@ def test_what_was_booked_for_another_plan_is_not_booked_twice() -> None:
     assert whole.graph.fixed["allocator"] > 0
     again = plan_graph(whole.graph, "60%", device=GPU)
     assert again == plan_graph(graph, "60%", device=GPU)
-    assert again.budget == whole.peak * 6 // 10
+    assert again.budget == whole.allocated * 6 // 10
 
 
 @pytest.mark.slow
@@ -355,7 +355,9 @@ def test_the_knee_is_the_plan_with_the_least_sum_of_memory_and_time(blocks: tupl
     plans = frontier(graph)
     sums = [each.peak / plans.vanilla + each.seconds / plans[0].seconds for each in plans]
     assert plans[sums.index(min(sums))] == plans.knee
-    assert plans.knee.schedule == plan.schedule == plans.best("knee").schedule
+    assert plans.knee.schedule == plans.best("knee").schedule
+    assert plan.seconds <= plans.knee.seconds
+    assert device.blocks is not None or plan.schedule == plans.knee.schedule
     assert 0.4 * plans.vanilla < plans.knee.peak < 0.8 * plans.vanilla
     assert plan_graph(graph, "knee", device=device) == plan
     # A method of a paper keeps to the same bytes.

@@ -32,6 +32,7 @@ from lowtide.report.residency import Residency, keeping_everything
 from lowtide.report.spent import Spent, folded, spent
 from lowtide.report.text import sparkline, text
 from lowtide.report.wording import short
+from lowtide.units import format_bytes
 from synthetic import scaled
 
 NASTY = "</script><script>alert(1)</script><b>&\"'\u2028\ud800"
@@ -364,6 +365,18 @@ def test_the_peak_of_compiled_buffers_is_marked() -> None:
     html = page(plan)
     assert "peak of the compiled buffers: 290 B" in html
     assert f"The peak of {plan.timeline.peak} B is reached" in html
+
+
+def test_what_is_reserved_above_the_peak_is_a_band_of_the_picture() -> None:
+    plan = keeping(small())
+    assert 'class="reserved"' not in page(plan)
+    told = page(replace(plan, reserved=2 * plan.allocated))
+    band = re.search(r'<path class="reserved" d="M[\d.]+,([\d.]+)H[\d.]+V([\d.]+)H', told)
+    assert band
+    top, low = map(float, band.groups())
+    floor = 380 - 34  # where no byte is
+    assert (floor - top) / (floor - low) == pytest.approx(2, abs=0.01)
+    assert f"reserved {format_bytes(2 * plan.allocated)}, above the peak" in told
 
 
 def test_buckets_keep_every_maximum() -> None:

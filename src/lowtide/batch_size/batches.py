@@ -220,8 +220,8 @@ class _Steps:
 
     def fits(self, size: int, budget: int) -> tuple[bool, int]:
         """Whether a batch fits as it is, and its peak."""
-        peak = self.plan(size).peak
-        return peak <= budget, peak
+        plan = self.plan(size)
+        return plan.peak <= budget, plan.allocated  # what is reserved grows by whole segments
 
     def trace(self, size: int) -> Plan:
         """The step on the meta device, where nothing is allocated; as it is where that does not work."""
@@ -259,7 +259,7 @@ class _Capped:
         except BudgetTooSmall as error:
             self.refused[size] = error
             return False, error.smallest
-        return True, min(plan.peak, self.under(parse_budget("min"), vanilla).peak)
+        return True, min(plan.allocated, self.under(parse_budget("min"), vanilla).allocated)
 
     def fill_the_gap(self) -> None:
         """Plan a batch between the two largest where they are far apart: the last samples cost most."""

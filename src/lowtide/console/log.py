@@ -100,17 +100,23 @@ def _line(what: str) -> str:
 def say_plan(plan: Plan) -> None:
     """One line about a new plan."""
     budget = plan.budget_in_words
-    if plan.method == "keep_all" and not plan.split:
-        log.info("nothing to do: the uncapped peak %s fits the budget %s", format_bytes(plan.peak), budget)
+    if plan.is_plain:
+        log.info("nothing to do: the uncapped peak %s fits the budget %s", _peak_in_words(plan), budget)
         return
     log.info(
         "planned: peak %s of %s uncapped, budget %s, %+.1f%% time (%s)",
-        format_bytes(plan.peak),
+        _peak_in_words(plan),
         format_bytes(plan.uncapped.peak),
         budget,
         100 * plan.extra,
         plan.graph.prices,
     )
+
+
+def _peak_in_words(plan: Plan) -> str:
+    """What is allocated at the peak, and what is reserved for it where that is known."""
+    reserved = "" if plan.reserved is None else f" ({format_bytes(plan.reserved)} reserved)"
+    return format_bytes(plan.allocated) + reserved
 
 
 @cache

@@ -67,6 +67,7 @@ class CachingAllocator:
         self.large = Pool(self.settings.shared_segment, rest)
         self.allocated = self.reserved = self.allocated_peak = self.reserved_peak = 0
         self.top = 0
+        self.held: list[Block] = []
         for segment in segments:
             self._take_over(segment)
         self.begin()
@@ -98,6 +99,19 @@ class CachingAllocator:
         self.allocated -= block.size
         block.pool.put(block)
 
+    def holding(self, size: int) -> Block | None:
+        """A block that was in use from the start and may be that of a request of `size` bytes.
+
+        Each is given once.
+        """
+        wanted = self.settings.rounded(size)
+        fits = [block for block in self.held if wanted <= block.size <= wanted + MIB]
+        if not fits:
+            return None
+        found = min(fits, key=lambda block: block.size)
+        self.held.remove(found)
+        return found
+
     def give_back(self) -> None:
         """Give back to the device what is wholly free: segments, and pages of expandable ones."""
         for pool in self.small, self.large:
@@ -115,6 +129,7 @@ class CachingAllocator:
             if free:
                 pool.enlist(block)
             else:
+                self.held.append(block)
                 self.allocated += size
             self.reserved += size
             before, address = block, address + size

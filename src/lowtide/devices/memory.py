@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import LowtideError
 from ..plans.graph import Graph
 from .allocator_settings import AllocatorSettings, settings_of_environment
+from .arena import has_arena
 from .caching_allocator import Segment
 from .table import find_device, host_memory_left, total_memory
 
@@ -31,7 +32,8 @@ class DeviceMemory:
 
     `free` asks for what a step could have now. `blocks` are the free blocks of a caching allocator, such as
     CUDA's, whose rules are replayed for every plan; a device without one has None. `segments` are all that it
-    holds, free or not, and `settings` what the user has set of it.
+    holds, free or not, and `settings` what the user has set of it. Where a step makes other requests than its
+    graph says, as compiled code does, nothing `replays` them. With `has_arena` an earlier plan has laid one.
     """
 
     name: str = "cpu"
@@ -40,6 +42,13 @@ class DeviceMemory:
     blocks: tuple[int, ...] | None = None
     segments: tuple[Segment, ...] = ()
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
+    replays: bool = True
+    has_arena: bool = False
+
+    @property
+    def says_reserved(self) -> bool:
+        """Whether it can be told what a step makes the device reserve."""
+        return self.blocks is not None and self.settings.native and self.replays
 
 
 def memory_of(graph: Graph, target: str | None) -> DeviceMemory:
@@ -71,7 +80,15 @@ def cuda_memory(device: torch.device) -> DeviceMemory:
     segments = segments_of(torch.cuda.memory_snapshot(), device.index or 0, stream)
     large = (block for segment in segments if not segment.small for block in segment.blocks)
     blocks = tuple(size for size, is_free in large if is_free)
-    return DeviceMemory(str(device), total_memory(device), free, blocks, segments, settings_of_environment())
+    return DeviceMemory(
+        str(device),
+        total_memory(device),
+        free,
+        blocks,
+        segments,
+        settings_of_environment(),
+        has_arena=has_arena(device),
+    )
 
 
 def segments_of(snapshot: Iterable[dict[str, Any]], index: int, stream: int) -> tuple[Segment, ...]:

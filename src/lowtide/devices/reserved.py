@@ -1,12 +1,14 @@
 """What a training loop makes the CUDA allocator reserve, by replay of each of its requests.
 
-`plan.peak` is what is allocated. Memory that is reserved ends a run: segments with holes that no request
-fits. The stream of a schedule's events is served by `CachingAllocator` from the segments that are there
-now; what the graph says is there before a step and no segment holds (all of it, for a device that is
-absent) is asked for first, parameter by parameter. Then steps follow as in a loop: forward, backward; after
-the first one, the state that an optimizer is to make; the gradients and what the step returned go before
-the next forward. Later steps find other holes than the first, so the loop goes on until a step reserves no
-more, four times at most.
+Memory that is reserved ends a run: segments with holes that no request fits. The events of a step are
+served by `CachingAllocator` from the segments that are in use now (those that are wholly free are given back
+before a plan's first step); what the graph says is there before a step and no segment holds (all of it, for a
+device that is absent) is asked for first, parameter by parameter. Then comes the arena, where there is to be
+one: a segment that is reserved at once, and free. Then steps follow as in a loop: forward, backward; after
+the first one, the state that an optimizer is to make; gradients and what the step returned go before the next
+forward. Later steps find other holes than the first, so the loop goes on until a step reserves no more, four
+times at most. A loop may train on one batch or bring a new one for each step, which is there before the last
+one goes: both are replayed, and the larger peaks count.
 
 Not in it, as no plan knows of it: what `optimizer.step()` makes for a while, what kernels make besides their
 workspaces, the loss outside of the step beyond its bytes, other streams. O(events) for each step.
@@ -14,17 +16,18 @@ workspaces, the loss outside of the step beyond its bytes, other streams. O(even
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
-from ..plans.events import COPY, GIVEN, VALUE, Allocate, Event, Free, Ran, events
+from ..plans.events import COPY, GIVEN, VALUE, Allocate, Event, Free, Ran
 from ..plans.graph import GIVEN_KINDS, Graph
-from ..plans.schedule import Schedule
-from .allocator_settings import AllocatorSettings
+from .allocator_settings import MIB, AllocatorSettings
 from .blocks import Block
 from .caching_allocator import CachingAllocator, Segment
 
-__all__ = ["LoopPeaks", "StepRequests", "loop_peaks"]
+__all__ = ["Loop", "LoopPeaks", "StepRequests"]
 
 OPTIMIZER = "optimizer"
 """The band of optimizer state, which the first step leaves to be made."""
@@ -44,46 +47,115 @@ class LoopPeaks:
     allocated: int
     reserved: int
 
-
-def loop_peaks(
-    graph: Graph,
-    schedule: Schedule,
-    *,
-    segments: Iterable[Segment] = (),
-    settings: AllocatorSettings | None = None,
-    limit: int | None = None,
-) -> LoopPeaks:
-    """The peaks of a loop over a schedule; `NoRoomError` where it needs more than `limit`."""
-    allocator = CachingAllocator(segments, settings, limit=limit)
-    coming = _before(graph, allocator)
-    story = list(events(graph, schedule))
-    step = StepRequests(graph, allocator)
-    peaks = []
-    for number in range(_STEPS):
-        before = allocator.reserved
-        step.clear()
-        allocator.begin()
-        for event in story:
-            step.enter(event)
-        peaks.append((allocator.allocated_peak, allocator.reserved_peak))
-        if number == 0:
-            _make(coming, allocator)
-        elif allocator.reserved_peak == before:
-            break
-    return LoopPeaks(*peaks[0], max(peak for peak, _ in peaks), max(peak for _, peak in peaks))
+    def with_those(self, other: LoopPeaks) -> LoopPeaks:
+        """The larger of each."""
+        return LoopPeaks(
+            max(self.first_allocated, other.first_allocated),
+            max(self.first_reserved, other.first_reserved),
+            max(self.allocated, other.allocated),
+            max(self.reserved, other.reserved),
+        )
 
 
-def _before(graph: Graph, allocator: CachingAllocator) -> list[int]:
-    """Ask for what no segment holds before the first step; the sizes of what comes after it."""
-    state = graph.fixed.get(OPTIMIZER, 0)
-    if allocator.allocated:
-        coming = graph.given_bytes + graph.fixed_bytes - graph.fixed.get("allocator", 0) - allocator.allocated
-        return _state_blocks(graph, max(min(coming, state), 0))
-    for value in graph.values:
-        if value.kind in GIVEN_KINDS:
-            _make([value.bytes], allocator)
-    _make([size for name, size in graph.fixed.items() if name not in (OPTIMIZER, "allocator")], allocator)
-    return _state_blocks(graph, state)
+class Loop:
+    """A training loop over a step, from the segments that are there now.
+
+    `story` are the events of the step: those of a schedule, or of the code that a compiler made of it.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        story: Iterable[Event],
+        *,
+        segments: Iterable[Segment] = (),
+        settings: AllocatorSettings | None = None,
+    ) -> None:
+        self.graph, self.story = graph, list(story)
+        self.segments, self.settings = tuple(segments), settings
+        self.batch = [value.bytes for value in graph.values if value.kind == "input" and value.bytes]
+
+    @cached_property
+    def before(self) -> int:
+        """The bytes that are reserved when the first step begins, without an arena."""
+        return _Run(self, renews=False).allocator.reserved
+
+    def peaks(self, *, arena: int = 0, limit: int | None = None) -> LoopPeaks:
+        """The peaks with an arena; `NoRoomError` where the loop needs more than `limit`."""
+        found = self.peaks_below(sys.maxsize, arena=arena, limit=limit)
+        assert found is not None
+        return found
+
+    def peaks_below(self, most: int, *, arena: int = 0, limit: int | None = None) -> LoopPeaks | None:
+        """The peaks with an arena, where the loop reserves no more than that."""
+        same = _Run(self, renews=False, limit=limit).peaks_below(most, arena)
+        if same is None or max(self.batch, default=0) <= MIB:  # small ones share segments of their own
+            return same
+        renewed = _Run(self, renews=True, limit=limit).peaks_below(most, arena)
+        return None if renewed is None else same.with_those(renewed)
+
+
+class _Run:
+    """One replay of a loop; with `renews` each step has a batch of its own."""
+
+    def __init__(self, loop: Loop, *, renews: bool, limit: int | None = None) -> None:
+        self.loop, self.renews = loop, renews
+        self.allocator = CachingAllocator(loop.segments, loop.settings, limit=limit)
+        self.allocator.give_back()
+        self.batch: list[Block] = []
+        self.state = self.before()
+
+    def before(self) -> list[int]:
+        """Ask for what no segment holds before the first step; the sizes of the state that comes after it."""
+        graph, allocator = self.loop.graph, self.allocator
+        state = graph.fixed.get(OPTIMIZER, 0)
+        if allocator.allocated:
+            coming = (
+                graph.given_bytes + graph.fixed_bytes - graph.fixed.get("allocator", 0) - allocator.allocated
+            )
+            found = map(allocator.holding, self.loop.batch)
+            self.batch = [block for block in found if block is not None]
+            return _state_blocks(graph, max(min(coming, state), 0))
+        self.make(
+            value.bytes for value in graph.values if value.kind in GIVEN_KINDS and value.kind != "input"
+        )
+        self.batch = self.make(self.loop.batch)
+        self.make(size for name, size in graph.fixed.items() if name not in (OPTIMIZER, "allocator"))
+        return _state_blocks(graph, state)
+
+    def make(self, sizes: Iterable[int]) -> list[Block]:
+        return [self.allocator.allocate(size) for size in sizes if size]
+
+    def renew(self) -> None:
+        """The caller brings another batch, and lets go of the last."""
+        new = self.make(self.loop.batch)
+        for block in self.batch:
+            self.allocator.release(block)
+        self.batch = new
+
+    def peaks_below(self, most: int, arena: int) -> LoopPeaks | None:
+        """The peaks of steps one after the other, where none reserves more than that."""
+        allocator = self.allocator
+        if arena:
+            allocator.release(allocator.allocate(arena))
+        step = StepRequests(self.loop.graph, allocator)
+        peaks = []
+        for number in range(_STEPS):
+            before = allocator.reserved
+            if number and self.renews:
+                self.renew()
+            step.clear()
+            allocator.begin()
+            for event in self.loop.story:
+                step.enter(event)
+                if allocator.reserved > most:
+                    return None
+            peaks.append((allocator.allocated_peak, allocator.reserved_peak))
+            if number == 0:
+                self.make(self.state)
+            elif allocator.reserved_peak == before:
+                break
+        return LoopPeaks(*peaks[0], *(max(each) for each in zip(*peaks, strict=True)))
 
 
 def _state_blocks(graph: Graph, state: int) -> list[int]:
@@ -92,12 +164,6 @@ def _state_blocks(graph: Graph, state: int) -> list[int]:
     whole = sum(sizes)
     each = min(state // whole, _TENSORS) if whole else 0
     return [size for size in sizes for _ in range(each)] + [state - each * whole]
-
-
-def _make(sizes: Iterable[int], allocator: CachingAllocator) -> None:
-    for size in sizes:
-        if size:
-            allocator.allocate(size)
 
 
 class StepRequests:

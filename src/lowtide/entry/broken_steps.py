@@ -37,6 +37,7 @@ from ..pipeline.in_flight import BAND, Call, keep_account, refuse_if_over
 from ..pipeline.optimizer_steps import seen, seen_for
 from ..pipeline.pieces import Piece, call_under_way, is_tensor, note_saved
 from ..pipeline.runnable_step import RunnableStep, backward_node
+from ..planner.arenas import allocated_alone
 from ..planner.joined_budget import Chosen, Ladders, plan_together
 from ..planner.joined_graph import BrokenStep, join
 from ..plans.planned_step import Plan
@@ -259,7 +260,8 @@ class Pieces:
         device = memory_of(some.plans[0][0].graph, None)
 
         def notes(ladders: Ladders, chosen: Chosen) -> Iterator[str]:
-            return notes_on_pieces(ladders.step, chosen.turns)
+            yield from notes_on_pieces(ladders.step, chosen.turns)
+            yield from allocated_alone(device, "steps in pieces are not replayed")
 
         before, self.chosen = self.chosen, plan_together(ladders, budget, device, notes)
         self.turns = {

@@ -19,7 +19,7 @@ import torch
 from .._torch import outside_dynamo, private
 from ..capture.conditions import OtherData
 from ..capture.torch_errors import CAPPED_INSIDE
-from ..console.log import log, planning
+from ..console.log import log, planning, say_once
 from ..devices.allocator import rounded
 from ..devices.baseline import states
 from ..devices.memory import memory_of
@@ -28,6 +28,7 @@ from ..options import Options
 from ..pipeline.compiled_calls import key_of
 from ..pipeline.in_flight import BAND, held_beside, too_many
 from ..pipeline.optimizer_steps import seen_for
+from ..planner.arenas import allocated_alone
 from ..planner.budgets import resolve
 from ..planner.unit_plans import unit_plans
 from ..planner.unit_split import knee_peak
@@ -263,6 +264,9 @@ class CappedUnits(Capped):
             split.plan.budget_in_words,
             100 * split.extra,
         )
+        device = memory_of(split.plan.graph, None)
+        for note in allocated_alone(device, "units of fully_shard are not replayed"):
+            say_once(note)
 
 
 def _call_unit(capped: CappedUnits, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

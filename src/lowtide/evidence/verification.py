@@ -17,6 +17,7 @@ its gradients, the optimizer and the random state are as they were.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +34,7 @@ from ..errors import LowtideError, NothingToTrain
 from ..measuring.measurement import Measurement
 from ..measuring.trial import Steps, Trial, modules_of
 from ..pipeline.optimizer_steps import present_state
-from ..plans.planned_step import Plan
+from ..plans.planned_step import BY_REPLAY, Plan
 from ..sketching.planned import as_planned, weights_of
 from ..units import Budget, format_bytes, format_seconds
 from .double_precision import Rounding, rounding_of
@@ -89,7 +90,7 @@ class Verification:
     @property
     def predicted(self) -> int:
         """The predicted peak in bytes."""
-        return self.plan.peak
+        return self.plan.allocated
 
     @property
     def measured(self) -> int:
@@ -112,8 +113,10 @@ class Verification:
     @property
     def fits(self) -> bool:
         """Whether the measured peak is neither above the prediction nor above the budget."""
-        limit = self.predicted if self.plan.budget is None else min(self.predicted, self.plan.budget)
-        return self.measured <= limit
+        budget = sys.maxsize if self.plan.budget is None else self.plan.budget
+        if self.plan.reserved is not None and (self.capped.reserved or 0) > budget:
+            return False
+        return self.measured <= min(self.predicted, budget)
 
     @property
     def verdict(self) -> str:
@@ -133,6 +136,7 @@ class Verification:
             ("budget", budget, ""),
             ("predicted peak", format_bytes(self.predicted), f"{self.predicted} bytes"),
             ("measured peak", format_bytes(self.measured), f"{self.measured} bytes, {self.match()}"),
+            *self._reserved(),
             ("step time", format_seconds(self.capped.seconds), f"{slower:+.0%}, one step, not a benchmark"),
         ]
         for noun, count in self.compared.items():
@@ -173,6 +177,14 @@ class Verification:
         if len(self.different) > LISTED:
             lines.append(f"  differs: {len(self.different) - LISTED} others")
         return "\n".join([f"verified: {self.verdict}", *lines])
+
+    def _reserved(self) -> list[tuple[str, str, str]]:
+        """What the allocator was to reserve and has reserved, where the plan says so."""
+        told, found = self.plan.reserved, self.capped.reserved
+        if told is None or found is None:
+            return []
+        gap = f"{found} bytes, {found - told:+d} ({(found - told) / told:+.2%})"
+        return [("reserved", format_bytes(told), BY_REPLAY), ("measured", format_bytes(found), gap)]
 
     def match(self) -> str:
         """How the measured peak compares with the predicted one."""

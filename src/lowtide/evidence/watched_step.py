@@ -49,6 +49,7 @@ class Watched:
     peak: int
     seconds: float
     points: dict[int, int] = field(default_factory=dict)
+    reserved: int | None = None
 
 
 def watch(step: Callable[[], Any], plan: Plan, *, resident: Iterable[torch.Tensor] = ()) -> Watched:
@@ -79,7 +80,8 @@ def _on_cuda(step: Callable[[], Any], plan: Plan) -> Watched:
         step()
     torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    return Watched(torch.cuda.max_memory_allocated(), seconds, matcher.points)
+    reserved = torch.cuda.max_memory_reserved()
+    return Watched(torch.cuda.max_memory_allocated(), seconds, matcher.points, reserved)
 
 
 def _on_cpu(step: Callable[[], Any], plan: Plan, resident: Iterable[torch.Tensor]) -> Watched:

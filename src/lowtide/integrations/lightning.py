@@ -125,7 +125,7 @@ class Cap(Callback):  # type: ignore[misc]
             return
         self.measured, self.measured_plan = taken.peak, plan
         if trainer.is_global_zero and not trainer.fast_dev_run:
-            found = {PREDICTED: plan.peak, MEASURED_PEAK: taken.peak}
+            found = {PREDICTED: plan.allocated, MEASURED_PEAK: taken.peak}
             for logger in trainer.loggers:
                 logger.log_metrics(found, step=trainer.global_step)
             self.write_report(plan, taken)
@@ -138,7 +138,7 @@ class Cap(Callback):  # type: ignore[misc]
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Take the cap away, as training is over."""
         if self.measured is not None and self.measured_plan is not None:
-            planned = format_bytes(self.measured_plan.peak)
+            planned = format_bytes(self.measured_plan.allocated)
             log.info("measured: peak %s, planned %s", format_bytes(self.measured), planned)
         self.remove(trainer)
 

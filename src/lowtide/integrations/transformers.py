@@ -85,7 +85,7 @@ class Cap(TrainerCallback):
     @property
     def predicted(self) -> int | None:
         """The peak of the largest plan so far, in bytes, as it was last made."""
-        return None if self.plan is None else self.plan.peak
+        return None if self.plan is None else self.plan.allocated
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Cap the model: it is on its device now, and has its optimizer."""
@@ -116,7 +116,7 @@ class Cap(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Measure the step, where the plan in force is larger than those that were measured."""
         plan = self._present_plan()
-        if self.measure and plan is not None and plan.peak > self.of_measured:
+        if self.measure and plan is not None and plan.allocated > self.of_measured:
             self.measuring = True
             self._measure()
 
@@ -185,7 +185,7 @@ class Cap(TrainerCallback):
 def _takes_over(plan: Plan, known: Plan) -> bool:
     """Whether a plan is larger than the one that is known, or of the same step, which was planned again."""
     again = plan is not known and same_step(plan.graph, known.graph)
-    return plan.peak > known.peak or again
+    return plan.allocated > known.allocated or again
 
 
 def _refuse_what_cannot_be_capped(args: Any) -> None:

@@ -17,8 +17,13 @@ from .tracker import collectives_tell, generated_code_tells, live_storages, resi
 __all__ = ["Measurement", "Meter"]
 
 
-class Measurement(NamedTuple):
-    """What a step took: peak bytes and seconds.
+class _Taken(NamedTuple):
+    peak: int
+    seconds: float
+
+
+class Measurement(_Taken):
+    """What a step took: peak bytes and seconds; `reserved` are the bytes that CUDA's allocator has reserved.
 
     >>> import lowtide, torch
     >>> peak, seconds = lowtide.measure(lambda: torch.ones(1000).sum(), device="cpu")
@@ -26,8 +31,7 @@ class Measurement(NamedTuple):
     4004
     """
 
-    peak: int
-    seconds: float
+    reserved: int | None = None
 
 
 class Meter:
@@ -66,7 +70,9 @@ class Meter:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             seconds = time.perf_counter() - self.start
-            return Measurement(torch.cuda.max_memory_allocated(device), seconds)
+            taken = Measurement(torch.cuda.max_memory_allocated(device), seconds)
+            taken.reserved = torch.cuda.max_memory_reserved(device)
+            return taken
         seconds = time.perf_counter() - self.start
         self.under_way.close()
         tracker, self.tracker = self.tracker, None

@@ -156,7 +156,7 @@ class _SecondPlan:
         device = torch.device(plan.graph.device)
         new = learn(found.facts, partial(Kernels, device) if self.asked.measured else None)
         again = planned.any_rank(new and self.asked.options.plan is None)
-        over = found.tracker.peak + plan.graph.fixed_bytes - plan.peak
+        over = found.tracker.peak + plan.graph.fixed_bytes - plan.allocated
         if over > 0 and found.first is not None:
             _say(found, plan, over, again=again)
         return self.again(args) if again else None
@@ -169,6 +169,6 @@ def _say(found: Misfits, plan: Plan, over: int, *, again: bool) -> None:
     then = "It is planned again with the real ones" if again else 'Plan with prices="measured", or for less'
     log.warning(
         f"{target_name(found.first)} in {where} returned a tensor with other strides than torch foretold, so "
-        f"the last step took {format_bytes(over)} more than the {format_bytes(plan.peak)} that were planned. "
-        f"{then}."
+        f"the last step took {format_bytes(over)} more than the {format_bytes(plan.allocated)} that were "
+        f"planned. {then}."
     )

@@ -105,7 +105,7 @@ class Call:
     @property
     def own_peak(self) -> int:
         """The peak of the plan without what it sets aside for other calls."""
-        return self.plan.peak - self.plan.graph.fixed.get(BAND, 0)
+        return self.plan.allocated - self.plan.graph.fixed.get(BAND, 0)
 
 
 def held(plan: Plan) -> int:

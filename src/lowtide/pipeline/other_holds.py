@@ -87,7 +87,7 @@ class OtherHolds:
             return True
         graph, names = self.plan.graph, {self.returned.names[place] for place in self.wanted()}
         size = sum(graph.value[name].bytes for name in names)
-        if size < WORTH_PLANNING * self.plan.peak:
+        if size < WORTH_PLANNING * self.plan.allocated:
             return False
         log.info(
             f"nobody holds {format_bytes(size)} of what the step returned when its backward begins: it is "

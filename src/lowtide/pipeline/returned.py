@@ -215,7 +215,7 @@ class Returned:
             )
         if not holds.said:
             holds.said = True
-            over = format_bytes(max(peak - self.plan.peak, 0))
+            over = format_bytes(max(peak - self.plan.allocated, 0))
             then = "" if self.asked_for else ". They count as held from the next call on"
             why = ", since it was told so" if self.asked_for else ""
             log.warning(

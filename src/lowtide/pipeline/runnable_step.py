@@ -22,6 +22,7 @@ from ..errors import CaptureError
 from ..options import limit
 from ..planner.under_budget import get_ready
 from ..plans.planned_step import Plan
+from ..run.arena import prepare
 from ..run.backward import only_once
 from ..run.handing import Departures
 from ..run.out_of_memory import explain
@@ -95,6 +96,7 @@ class RunnableStep:
     conditions: Conditions | None = None
     stepping: Stepping | None = field(default=None, repr=False)
     ran: bool = field(default=False, repr=False)
+    prepared: Plan | None = field(default=None, repr=False)
 
     @property
     def plan(self) -> Plan | None:
@@ -122,6 +124,9 @@ class RunnableStep:
         if not self.ran:
             under_way("running this step for the first time")
         foretold = None if self.ran or self.conditions is None else self.conditions.state_after()
+        if self.plan is not self.prepared:
+            prepare(self.plan)
+            self.prepared = self.plan
         try:
             with told, first_run_unwatched() if self.runner.casts_inside else nullcontext():
                 results = self.runner.run(*given)

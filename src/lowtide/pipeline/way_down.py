@@ -31,6 +31,7 @@ from ..fusion.fused_graph import fuse
 from ..lowering.changed_inputs import Watch, Watched
 from ..lowering.lower import lower
 from ..lowering.rereads import read_otherwise
+from ..planner.arenas import allocated_alone
 from ..planner.budgets import resolve
 from ..planner.follow import follow, refuse_if_too_large
 from ..planner.too_small import with_split
@@ -222,12 +223,14 @@ def _by_optimizer(counted: list[State]) -> dict[object, int]:
 def plan_step(priced: Priced) -> Planned:
     """The plan under the budget, or the one that was handed in; with collectives, the same on all ranks."""
     under_way("planning this step")
-    device = memory_of(priced.lifted.graph, priced.captured.asked.target)
+    device = _memory(priced)
     agreed = agree(priced, device)
     if agreed is None:
         return _planned_for_caller(priced, device)
+    device = replace(device, replays=False)  # ranks hold different segments, and must choose alike
     plan = agreed.plan(lambda: _plan(agreed.priced, agreed.memory(device)))
-    return Planned(agreed.priced, plan, agreed.any_rank)
+    notes = (*plan.notes, *allocated_alone(device, "ranks hold different memory, and plan alike"))
+    return Planned(agreed.priced, replace(plan, notes=notes), agreed.any_rank)
 
 
 def _planned_for_caller(priced: Priced, device: DeviceMemory) -> Planned:
@@ -262,7 +265,7 @@ def _plan(priced: Priced, device: DeviceMemory) -> Plan:
         followed = follow(handed_in, graph, budget, device=device, whole=whole)
         if not asked.compiled or asked.only_plan:  # what is compiled is judged by its buffers
             refuse_if_too_large(followed, budget)
-        return _without_replay(followed) if asked.compiled else followed
+        return followed
     if asked.piece is not None and handed_in is None:
         return asked.piece.first_plan(graph, asked.options, device)  # type: ignore[no-any-return]
     made = plan_graph(
@@ -272,12 +275,10 @@ def _plan(priced: Priced, device: DeviceMemory) -> Plan:
         device=device,
         whole=whole,
         headroom=asked.headroom,
-        notes=tuple(notes_on(priced.captured.trace, graph, asked)),
+        notes=(*notes_on(priced.captured.trace, graph, asked), *allocated_alone(device, "")),
         planning_seconds=asked.options.planning_seconds,
         search=asked.search,
     )
-    if asked.compiled:
-        made = _without_replay(made)
     if asked.split is not None:
         return replace(made, split=asked.split.chosen)
     if asked.sketched is None:
@@ -285,9 +286,10 @@ def _plan(priced: Priced, device: DeviceMemory) -> Plan:
     return replace(made, sketched=asked.sketched.layers, trimmed=asked.sketched.exact)
 
 
-def _without_replay(plan: Plan) -> Plan:
-    """The plan of a compiled step: generated code makes other requests than the graph's ops."""
-    return replace(plan, reserved=None)
+def _memory(priced: Priced) -> DeviceMemory:
+    """The device's memory; what generated code asks of it are other requests than the graph's ops make."""
+    asked, graph = priced.captured.asked, priced.lifted.graph
+    return replace(memory_of(graph, asked.target), replays=not asked.compiled)
 
 
 class Limits:
@@ -299,7 +301,7 @@ class Limits:
         if asked.options.budget is None:
             return sys.maxsize
         graph = priced.lifted.graph
-        device = memory_of(graph, asked.target)  # on CUDA this looks at every free block
+        device = _memory(priced)  # on CUDA this looks at every free block
         budget = settled(asked.options.budget, graph, device)
         size = resolve(budget, _exact_peak(asked) or uncapped_peak(graph, device), device)
         return None if size is None else size - asked.headroom
@@ -309,13 +311,12 @@ class Limits:
         asked, graph = priced.captured.asked, priced.lifted.graph
         if asked.options.budget is None:
             return asked
-        budget = settled(asked.options.budget, graph, memory_of(graph, asked.target))
+        budget = settled(asked.options.budget, graph, _memory(priced))
         return replace(asked, options=replace(asked.options, budget=budget))
 
     def uncapped_peak(self, priced: Priced) -> int:
         """The peak of keeping everything of it."""
-        graph = priced.lifted.graph
-        return uncapped_peak(graph, memory_of(graph, priced.captured.asked.target))
+        return uncapped_peak(priced.lifted.graph, _memory(priced))
 
 
 def _exact_peak(asked: Asked) -> int | None:
@@ -367,5 +368,12 @@ def _warm_up(device: torch.device) -> None:
     with real, threads, torch.enable_grad():
         for dtype in (torch.float32, torch.bfloat16):
             weight = torch.ones(16, 16, device=device, dtype=dtype, requires_grad=True)
-            torch.addmm(weight[0], torch.mm(weight, weight), weight).sum().backward()
+            result = torch.addmm(weight[0], torch.mm(weight, weight), weight)
+            result.register_hook(_as_if_again)
+            result.sum().backward()
     torch.cuda.synchronize(device)
+
+
+def _as_if_again(gradient: torch.Tensor) -> None:
+    """What a backward that recomputes a linear layer runs in autograd's thread: cuBLASLt has a workspace."""
+    torch.addmm(gradient[0], gradient, gradient)

@@ -3,8 +3,9 @@
 The budget is the whole peak of the step on its device, as the user would read it off the allocator.
 
 - Bytes are themselves; the device must have them, where it is known what it has.
-- A share, "60%", is of the step's own uncapped peak, whatever the device has. Where layers may keep sketches,
-  that is the peak of the step without any.
+- A share, "60%", is of the step's own uncapped peak, whatever the device has: of the bytes that it allocates,
+  since what is reserved for them differs from loop to loop. A share of all or more is the uncapped step, with
+  what that reserves. Where layers may keep sketches, it is the peak of the step without any.
 - A share of the device, "90% of device", is of all of its memory: a GPU's, or the host's on the CPU.
 - "free" is what the allocator holds, on the CPU what the step is given, plus what is free on the device.
 - "min" has no bytes of its own: it asks for the smallest peak that can be found.

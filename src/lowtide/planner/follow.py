@@ -13,9 +13,9 @@ from ..errors import BudgetTooSmall, PlanMismatch
 from ..plans.graph import Graph
 from ..plans.planned_step import Plan, make_plan
 from ..units import Budget, format_bytes
-from .budgets import resolve
+from .arenas import reserving, within
 from .too_small import peak_parts
-from .under_budget import uncapped_peak, with_allocator_overhead, with_reserved
+from .under_budget import size_of, uncapped, with_allocator_overhead
 
 __all__ = ["follow", "plan_too_large", "refuse_if_too_large"]
 
@@ -36,13 +36,13 @@ def follow(
         )
     size = plan.budget
     if budget is not None:
-        size = resolve(budget, uncapped_peak(graph, device) if whole is None else whole, device)
+        size = size_of(budget, uncapped(graph, device), device, whole)
     made = make_plan(graph, plan.schedule, method=plan.method, budget=size, notes=plan.notes)
     made = with_allocator_overhead(
         replace(made, sketched=plan.sketched, trimmed=plan.trimmed, split=plan.split), device.blocks
     )
     if plan.compiled is None:
-        return with_reserved(made, device)
+        return reserving(made, device) if size is None else within(made, device, size)
     beside = sum(made.graph.fixed.values()) - sum(plan.graph.fixed.values())
     return replace(made, compiled=plan.compiled + beside)
 

@@ -28,7 +28,7 @@ from ..units import Budget, format_bytes
 from .budgets import resolve
 from .joined_graph import BrokenStep, join, turn_of
 from .too_small import peak_op, peak_parts
-from .under_budget import with_allocator_overhead, with_reserved
+from .under_budget import with_allocator_overhead
 from .unit_plans import saved_by
 from .unit_split import Choice, Moment, knee_peak, smallest, split
 
@@ -87,7 +87,7 @@ def plan_together(
     else:
         raise _too_small_together(splits, order, budget, asked)
     return {
-        key: replace(chosen, plan=_finished(chosen, asked[key], device, tuple(notes(steps[key], chosen))))
+        key: replace(chosen, plan=_finished(chosen, asked[key], tuple(notes(steps[key], chosen))))
         for key, chosen in found.items()
     }
 
@@ -98,9 +98,8 @@ def _taken(found: Mapping[Key, Chosen], key: Key) -> list[Plan | None]:
     return [taken.get(key[: n + 1]) for n in range(len(key))]
 
 
-def _finished(chosen: Chosen, size: int | None, device: DeviceMemory, notes: tuple[str, ...]) -> Plan:
-    plan = replace(chosen.plan, budget=size, smallest=size is None, notes=notes)
-    return with_reserved(plan, device)
+def _finished(chosen: Chosen, size: int | None, notes: tuple[str, ...]) -> Plan:
+    return replace(chosen.plan, budget=size, smallest=size is None, notes=notes)
 
 
 class _Split:

@@ -63,7 +63,9 @@ def peak_parts(plan: Plan) -> dict[str, int]:
     parts["gradients"] += sum(
         graph.value[name].bytes for name in made if graph.value[name].kind == "gradient"
     )
-    parts["activations"] = plan.peak - sum(parts.values())
+    parts["activations"] = plan.allocated - sum(parts.values())
+    if plan.peak > plan.allocated:
+        parts["fragmentation"] = plan.peak - plan.allocated
     return parts
 
 

@@ -1,7 +1,8 @@
 """The one road to a plan under a budget, or to the error that says what is possible.
 
 `budgets` says what a budget comes to. Where the device has a caching allocator, as CUDA, its rules are
-replayed for every plan, so that the peak is the one that the allocator will report. No torch.
+replayed for every plan, so that the peak is the one that the allocator will report: what is allocated, and
+what is reserved for that, which the budget bounds (`arenas`). No torch.
 """
 
 from __future__ import annotations
@@ -11,18 +12,19 @@ from dataclasses import replace
 
 from ..devices.allocator import allocator_overhead
 from ..devices.memory import DeviceMemory
-from ..devices.reserved import loop_peaks
 from ..plans.graph import Graph
 from ..plans.keep_all import keep_all
 from ..plans.patience import PLANNING_SECONDS, planning_for
 from ..plans.planned_step import Plan, make_plan
 from ..plans.simulator import simulate
 from ..solve import Method, find_method
-from ..solve.auto import knee_rung, rungs
+from ..solve.auto import at_hand, knee_rung, rungs
 from ..solve.knee import Point, cliff
 from ..solve.search.build import build_ahead
 from ..units import Budget, format_bytes, parse_budget
+from .arenas import ALLOCATOR, least_reserving, reserving, within
 from .budgets import resolve
+from .fitting import Fitting
 from .too_small import too_small
 
 __all__ = [
@@ -30,13 +32,15 @@ __all__ = [
     "knee_of",
     "plan_graph",
     "settled",
+    "size_of",
+    "uncapped",
     "uncapped_peak",
     "with_allocator_overhead",
-    "with_reserved",
 ]
 
-ALLOCATOR = "allocator"
-"""The band of what a caching allocator takes above the sum of the values."""
+_FEW = 600
+"""Ops up to which each plan that is tried for a caching allocator is searched for: a tenth of a second each
+(benchmarks/fragmentation.py). Above it, after the first one, they are what the search has found so far."""
 
 
 def get_ready() -> None:
@@ -66,8 +70,7 @@ def plan_graph(
     device = device or DeviceMemory(graph.device)
     solve = search if search is not None and method == "auto" else find_method(method)
     with planning_for(planning_seconds):
-        made = _under_budget(graph, budget, solve, method, device, whole, headroom, notes)
-        return with_reserved(made, device)
+        return _under_budget(graph, budget, solve, method, device, whole, headroom, notes)
 
 
 def _under_budget(
@@ -80,42 +83,59 @@ def _under_budget(
     headroom: int,
     notes: tuple[str, ...],
 ) -> Plan:
-    """The plan of `plan_graph`, by what it allocates."""
-    graph, blocks = _bare(graph, device), device.blocks
-    vanilla = with_allocator_overhead(
-        make_plan(graph, keep_all(graph), method="keep_all", notes=notes), blocks
-    )
+    graph = _bare(graph, device)
+    vanilla = uncapped(graph, device, notes)
     if budget is None:
         return vanilla
-    whole_step = Point(vanilla.peak, vanilla.seconds)
     asked = settled(parse_budget(budget), graph, device)
-    size = resolve(asked, vanilla.peak if whole is None else whole, device)
+    size = size_of(asked, vanilla, device, whole)
+
+    def made(room: int, anew: bool) -> tuple[Plan, int]:
+        anew = anew or method != "auto" or len(graph.ops) <= _FEW
+        found = None if anew else at_hand(graph, room)
+        plan = make_plan(graph, found or solve(graph, max(room, 0)), method=method, notes=notes)
+        return with_allocator_overhead(plan, device.blocks), plan.allocated
+
+    search = Fitting(device, made, whole=vanilla.allocated if method == "auto" else 0)
     if size is None:
-        made = with_allocator_overhead(make_plan(graph, solve(graph, 0), method=method, notes=notes), blocks)
-        return _with_cliff(replace(made, smallest=True), graph, whole_step)
-    notes = (*notes, *_note_on_device(asked, min(size, vanilla.peak), device))
-    limit = size - headroom
+        return _with_cliff(replace(search.least(), smallest=True), graph, vanilla)
+    notes, limit = (*notes, *_note_on_device(asked, min(size, vanilla.peak), device)), size - headroom
+    vanilla = within(vanilla, device, limit)
     if vanilla.peak <= limit:
         return replace(vanilla, budget=size, notes=notes)
-    # The overhead depends on what else is on the device: a little stays free, where there is a plan for it.
-    wanted = limit if blocks is None else limit - (size >> 10)
-    room, step, tight = wanted, size >> 10, None
-    while True:
-        made = make_plan(graph, solve(graph, max(room, 0)), method=method, budget=size, notes=notes)
-        plan = with_allocator_overhead(made, blocks)
-        if plan.peak <= wanted:
-            return _with_cliff(plan, graph, whole_step)
-        if plan.peak <= limit:
-            tight = tight or plan
-        if made.peak > room:
-            if tight is not None:
-                return _with_cliff(tight, graph, whole_step)
-            if room <= 0:
-                raise too_small(plan, asked, size)
-            room = 0  # some methods fit a budget only when they are asked for less
-            continue
-        # The next plan down may have as much overhead: the steps grow, so that a few see enough plans.
-        room, step = room - max(plan.peak - wanted, step), 2 * step + 1
+    found = search.below(limit)
+    if found.peak > limit and device.has_arena:
+        loose = search.without_replay().below(limit)
+        if loose.peak <= limit:
+            return _in_holes(reserving(loose, device), size)
+    if found.peak > limit:
+        raise too_small(found, asked, size)
+    return _with_cliff(replace(found, budget=size), graph, vanilla)
+
+
+def size_of(asked: Budget, vanilla: Plan, device: DeviceMemory, whole: int | None) -> int | None:
+    """The bytes of a budget; a share of all or more is the uncapped step, with what that reserves."""
+    base = vanilla.allocated if whole is None else whole
+    size = resolve(asked, base, device)
+    if size is None or not asked.is_share_of_peak or size < base:
+        return size
+    return max(size, vanilla.peak)
+
+
+def _in_holes(plan: Plan, size: int) -> Plan:
+    """A plan that has to do with what an arena holds by now: told, as the next step is under way."""
+    assert plan.reserved is not None
+    note = (
+        f"what earlier steps have left in the arena is in the way: this step may reserve up to "
+        f"{format_bytes(plan.reserved - size)} more than its budget of {format_bytes(size)}"
+    )
+    return replace(plan, reserved=None, budget=size, notes=(*plan.notes, note))
+
+
+def uncapped(graph: Graph, device: DeviceMemory, notes: tuple[str, ...] = ()) -> Plan:
+    """The plan that keeps everything."""
+    plan = make_plan(graph, keep_all(graph), method="keep_all", notes=notes)
+    return reserving(with_allocator_overhead(plan, device.blocks), device)
 
 
 def knee_of(graph: Graph, device: DeviceMemory) -> Point:
@@ -134,31 +154,36 @@ def settled(asked: Budget, graph: Graph, device: DeviceMemory) -> Budget:
     bare, found = _bare(graph, device), knee_of(graph, device)
     if device.blocks is None:
         return Budget(asked.text, bytes=found.peak)
-    made = make_plan(bare, find_method("auto")(bare, found.peak), method="auto")
+    made = with_allocator_overhead(
+        make_plan(bare, find_method("auto")(bare, found.peak), method="auto"), device.blocks
+    )
     # With the thousandth that a plan leaves free.
-    return Budget(asked.text, bytes=with_allocator_overhead(made, device.blocks).peak * 1024 // 1023 + 1)
+    return Budget(asked.text, bytes=least_reserving([made], device).peak * 1024 // 1023 + 1)
 
 
-def _with_cliff(plan: Plan, bare: Graph, whole: Point) -> Plan:
+def _with_cliff(plan: Plan, bare: Graph, vanilla: Plan) -> Plan:
     """The plan, with a note where its budget is just below a cliff; only `auto` has a ladder to see it on."""
     if plan.method != "auto":
         return plan
-    limit, overhead = plan.budget or plan.peak, plan.graph.fixed_bytes - bare.fixed_bytes
+    told = plan.budget or plan.peak
+    limit = told if plan.reserved is None else plan.allocated
+    overhead = plan.graph.fixed_bytes - bare.fixed_bytes
     points = (Point(rung.peak + overhead, rung.seconds) for rung in rungs(bare))
-    found = cliff(points, Point(limit, plan.seconds), whole)
+    found = cliff(points, Point(limit, plan.seconds), Point(vanilla.allocated, vanilla.seconds))
     if found is None:
         return plan
+    enough = found.peak + told - limit
     note = (
-        f"just below a cliff: with a budget of {found.peak} ({format_bytes(found.peak)}, "
-        f"{found.peak / limit - 1:.1%} more) the step takes {found.seconds / whole.seconds - 1:+.1%} of time "
+        f"just below a cliff: with a budget of {enough} ({format_bytes(enough)}, "
+        f"{enough / told - 1:.1%} more) the step takes {found.seconds / vanilla.seconds - 1:+.1%} of time "
         f"instead of {plan.extra:+.1%}"
     )
     return replace(plan, notes=(*plan.notes, note))
 
 
 def uncapped_peak(graph: Graph, device: DeviceMemory) -> int:
-    """The peak of keeping everything, as the allocator of the device would report it."""
-    return with_allocator_overhead(make_plan(graph, keep_all(graph), method="keep_all"), device.blocks).peak
+    """The bytes allocated at the peak of keeping everything, as the device's allocator would report them."""
+    return uncapped(graph, device).allocated
 
 
 def _bare(graph: Graph, device: DeviceMemory) -> Graph:
@@ -190,11 +215,3 @@ def with_allocator_overhead(plan: Plan, free: Sequence[int] | None) -> Plan:
         return plan
     graph = plan.graph.replace(fixed={**plan.graph.fixed, ALLOCATOR: excess})
     return replace(plan, graph=graph, timeline=simulate(graph, plan.schedule))
-
-
-def with_reserved(plan: Plan, device: DeviceMemory) -> Plan:
-    """The plan with what a loop over it makes the allocator reserve, where its rules are known."""
-    if device.blocks is None or not device.settings.native:
-        return plan
-    peaks = loop_peaks(plan.graph, plan.schedule, segments=device.segments, settings=device.settings)
-    return replace(plan, reserved=peaks.reserved)

@@ -32,6 +32,7 @@ FIELDS = (
     "bound",
     "compiled",
     "reserved",
+    "arena",
     "sketched",
     "trimmed",
     "split",
@@ -51,9 +52,9 @@ class Plan:
     seconds under this budget, or None where none is known; `notes` say what the user should know about how
     far the promise goes. `compiled` is the peak that the buffers of the compiled step come to, where it was
     compiled: the simulator knows what fuses only as far as `fuse` does.
-    `reserved` is what a loop over the step makes CUDA's caching allocator reserve, by a replay of its rules:
-    said beside the promise, which is `peak`. It is None on devices without such an allocator and where the
-    step is compiled.
+    `reserved` is what a loop over the step makes CUDA's caching allocator reserve, by a replay of its rules;
+    it is None on devices without such an allocator. `arena` are the bytes that are reserved at once before
+    the first step, so that all of its requests share one segment; 0 where none are.
     `sketched` are the layers that keep a sketch of their input by this plan's choice; layers that always do
     are not among them. `trimmed` are those that could keep a sketch and keep only some rows of their input,
     since no other rows get a gradient: they are exact. `split` are the regions of the step that run in chunks
@@ -78,12 +79,26 @@ class Plan:
     trimmed: tuple[str, ...] = ()
     split: tuple[tuple[str, int], ...] = ()
     reserved: int | None = None
+    arena: int = 0
     smallest: bool = False
 
     @property
     def peak(self) -> int:
-        """The predicted peak of the whole step in bytes, as the device's allocator would report it."""
+        """The predicted peak of the whole step in bytes, which the budget bounds.
+
+        It is what is reserved, where that can be told, else what is allocated.
+        """
+        return self.allocated if self.reserved is None else self.reserved
+
+    @property
+    def allocated(self) -> int:
+        """The bytes that are allocated at the peak, as the device's allocator would report them."""
         return self.timeline.peak if self.compiled is None else self.compiled
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether everything is kept and computed once."""
+        return self.method == "keep_all" and not self.split
 
     @property
     def budget_in_words(self) -> str:
@@ -146,7 +161,8 @@ class Plan:
             f"Plan by {self.method} for {self.graph.device}, {len(self.graph.ops)} ops",
             f"  uncapped peak  {format_bytes(self.uncapped.peak)}",
             f"  budget         {self.budget_in_words}",
-            f"  predicted peak {format_bytes(self.peak)} ({self.peak / max(self.uncapped.peak, 1):.1%})",
+            f"  predicted peak {format_bytes(self.allocated)}"
+            f" ({self.allocated / max(self.uncapped.peak, 1):.1%})",
             *(
                 []
                 if self.reserved is None
@@ -194,6 +210,7 @@ class Plan:
             "bound": self.bound,
             **({} if self.compiled is None else {"compiled": self.compiled}),
             **({} if self.reserved is None else {"reserved": self.reserved}),
+            **({"arena": self.arena} if self.arena else {}),
             **({"sketched": list(self.sketched)} if self.sketched else {}),
             **({"trimmed": list(self.trimmed)} if self.trimmed else {}),
             **({"split": [list(pair) for pair in self.split]} if self.split else {}),
@@ -230,6 +247,7 @@ class Plan:
             notes=json_format.read_texts(data, "notes"),
             compiled=_compiled(data, graph),
             reserved=_count(data, "reserved"),
+            arena=_count(data, "arena") or 0,
             sketched=_names(data, "sketched"),
             trimmed=_names(data, "trimmed"),
             split=_chunks(data),

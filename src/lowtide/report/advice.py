@@ -65,12 +65,12 @@ def _others_near(shown: Residency) -> str:
 
 
 def _next_plan(plan: Plan, others: Sequence[Plan]) -> list[str]:
-    lower = [other for other in others if other.peak < plan.peak]
+    lower = [other for other in others if other.allocated < plan.allocated]
     if not lower:
         return []
-    best = min(lower, key=lambda other: (other.extra, -other.peak))
+    best = min(lower, key=lambda other: (other.extra, -other.allocated))
     return [
-        f"The next plan below, by {short(best.method, 40)}, has a peak of {format_bytes(best.peak)} at "
+        f"The next plan below, by {short(best.method, 40)}, has a peak of {format_bytes(best.allocated)} at "
         f"{best.extra:+.1%} extra time; this one takes {plan.extra:+.1%}."
     ]
 

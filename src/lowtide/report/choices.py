@@ -71,11 +71,11 @@ def choices(plan: Plan, whole: Plan, frontier: Frontier | None, others: Iterable
     if frontier is not None and len(frontier) > 1:
         place = _place(frontier.knee)
         once[place] = replace(once[place], is_knee=True, label=f"{once[place].label}, the knee")
-    return sorted(once.values(), key=lambda choice: (-choice.plan.peak, choice.plan.extra))
+    return sorted(once.values(), key=lambda choice: (-choice.plan.allocated, choice.plan.extra))
 
 
 def _place(plan: Plan) -> tuple[int, float]:
-    return plan.peak, round(plan.extra, 9)
+    return plan.allocated, round(plan.extra, 9)
 
 
 def changes(shown: Residency, other: Plan, places: Places) -> list[Change]:

@@ -31,19 +31,19 @@ def header(plan: Plan, measured: Measured) -> str:
 
 
 def _figures(plan: Plan, measured: Measured) -> list[tuple[str, str, str]]:
-    share = plan.peak / max(plan.uncapped.peak, 1)
+    share = plan.allocated / max(plan.uncapped.peak, 1)
     once = format_seconds(plan.seconds - plan.timeline.again)
     again = format_seconds(plan.timeline.again)
     figures = [
         ("Uncapped peak", format_bytes(plan.uncapped.peak), f"{once} a step"),
         ("Budget", plan.budget_in_words, _fit(plan)),
-        ("Predicted peak", format_bytes(plan.peak), f"{share:.1%} of uncapped"),
+        ("Predicted peak", format_bytes(plan.allocated), f"{share:.1%} of uncapped"),
         ("Extra time", f"+{plan.extra:.1%}", f"{again} of recomputation"),
     ]
     if plan.reserved is not None:
         figures.insert(3, ("Reserved", format_bytes(plan.reserved), BY_REPLAY))
     if measured.peak is not None:
-        gap = (measured.peak - plan.peak) / max(plan.peak, 1)
+        gap = (measured.peak - plan.allocated) / max(plan.allocated, 1)
         as_said = f"{gap:+.2%} of the prediction" if gap else "as predicted, to the byte"
         figures.insert(3, ("Measured peak", format_bytes(measured.peak), as_said))
     if measured.extra is not None and measured.seconds is not None:

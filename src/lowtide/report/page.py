@@ -157,6 +157,7 @@ def _data(known: _Known) -> dict[str, Any]:
     data = {
         "frame": {**FRAME, "bytes": top, "ticks": byte_ticks(top)},
         "budget": shown.plan.budget,
+        "reserved": _between(shown.plan),
         "marks": [[mark.step, mark.bytes, mark.says] for mark in known.marks],
         "points": known.measured.points,
         "uncapped": _changes(known.line) if known.uncapped is not None else [],
@@ -165,6 +166,11 @@ def _data(known: _Known) -> dict[str, Any]:
         **table_of(shown, known.places, known.groups, texts),
     }
     return {**data, "texts": texts.all}
+
+
+def _between(plan: Plan) -> list[int]:
+    """What is allocated at the peak and what is reserved for it, where that is told."""
+    return [] if plan.reserved is None else [plan.allocated, plan.reserved]
 
 
 def _changes(line: Sequence[int]) -> list[tuple[int, int]]:

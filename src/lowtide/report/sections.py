@@ -55,6 +55,10 @@ def _legend(plan: Plan, layers: Sequence[Band], signs: Sequence[tuple[str, str]]
     ]
     if both:
         items.append('<li><i class="key-uncapped"></i>keeping everything, at the same op</li>')
+    if plan.reserved is not None:
+        items.append(
+            f'<li><i class="key-reserved"></i>reserved {format_bytes(plan.reserved)}, above the peak</li>'
+        )
     if plan.budget is not None:
         items.append(f'<li><i class="key-budget"></i>budget {format_bytes(plan.budget)}</li>')
     items += [f'<li><i class="key-measured">{sign}</i>{say(says)}</li>' for sign, says in signs]
@@ -191,8 +195,8 @@ def _choice_cells(plan: Plan, index: int, choice: PlanChoice) -> tuple[str, ...]
     radio = f'<input type="radio" name="choice" value="{index}"{checked} class="screen">'
     return (
         f"<label>{radio}{say(choice.label, 40)}</label>",
-        format_bytes(made.peak),
-        f"{made.peak / max(plan.uncapped.peak, 1):.1%}",
+        format_bytes(made.allocated),
+        f"{made.allocated / max(plan.uncapped.peak, 1):.1%}",
         f"{made.extra:+.1%}",
         f"{choice.recomputations}",
     )

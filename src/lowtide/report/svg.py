@@ -1,4 +1,4 @@
-"""The timeline as an SVG: bands stacked over the steps, the uncapped line, the budget, the boundary.
+"""The timeline as an SVG: bands over the steps, what keeping everything takes, what is reserved, the budget.
 
 Drawn as steps, not slopes: between two steps nothing is half allocated. Neighbouring steps are joined into
 buckets, each shown by its largest step, so the picture's size does not grow with the graph.
@@ -68,13 +68,14 @@ def chart(
         *_grid(frame),
         *_stack(frame, layers, drawn),
         _uncapped(frame, drawn, uncapped),
+        _reserved(plan, frame),
         _boundary(plan, frame),
         _budget(plan, frame),
         _points(frame, drawn, dict(points)),
         *(_mark(mark, frame) for mark in marks),
         f'<rect id="cursor" class="cursor" y="{TOP}" height="{HEIGHT - TOP - BOTTOM}" width="0"/>',
     ]
-    label = f"Resident bytes over {frame.steps} steps, at most {format_bytes(plan.peak)}"
+    label = f"Resident bytes over {frame.steps} steps, at most {format_bytes(plan.allocated)}"
     return (
         f'<svg id="timeline" viewBox="0 0 {WIDTH} {HEIGHT}" tabindex="0" role="img" '
         f'aria-label="{escape(label)}">{"".join(parts)}</svg>'
@@ -136,6 +137,19 @@ def _uncapped(frame: Frame, drawn: Sequence[Bucket], line: Sequence[int]) -> str
         return ""
     highest = [max(line[bucket.start : bucket.end]) for bucket in drawn]
     return f'<path class="uncapped" d="M{_edge(frame, drawn, highest)}"/>'
+
+
+def _reserved(plan: Plan, frame: Frame) -> str:
+    """The band between what is allocated at the peak and what is reserved for it."""
+    if plan.reserved is None:
+        return ""
+    top, low = frame.y(plan.reserved), frame.y(plan.allocated)
+    most = format_bytes(plan.allocated)
+    says = f"reserved {format_bytes(plan.reserved)}, of which {most} are allocated at the peak"
+    return (
+        f'<path class="reserved" d="M{LEFT},{top:.1f}H{WIDTH - RIGHT}V{low:.1f}H{LEFT}Z">'
+        f"<title>{escape(says)}</title></path>"
+    )
 
 
 def _boundary(plan: Plan, frame: Frame) -> str:

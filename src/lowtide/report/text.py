@@ -42,8 +42,8 @@ def _figures(plan: Plan) -> list[str]:
         ("budget", plan.budget_in_words, ""),
         (
             "predicted peak",
-            format_bytes(plan.peak),
-            f"{plan.peak / max(plan.uncapped.peak, 1):.1%} of uncapped",
+            format_bytes(plan.allocated),
+            f"{plan.allocated / max(plan.uncapped.peak, 1):.1%} of uncapped",
         ),
         *([] if plan.reserved is None else [("reserved", format_bytes(plan.reserved), BY_REPLAY)]),
         ("extra time", f"+{plan.extra:.1%}", f"of {once} ({short(plan.graph.prices, 40)})"),
@@ -67,7 +67,7 @@ def _bound(plan: Plan) -> list[str]:
 
 def _timeline(plan: Plan) -> list[str]:
     resident, uncapped = plan.timeline.resident, aligned(plan, keeping_everything(plan).plan)
-    top = max(plan.peak, plan.uncapped.peak)
+    top = max(plan.allocated, plan.uncapped.peak)
     width = min(WIDTH, len(resident))
     split = width * plan.timeline.boundary // max(len(resident), 1)
     phases = "forward"[:split].ljust(split) + "│backward"

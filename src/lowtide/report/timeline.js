@@ -148,7 +148,17 @@ class Timeline {
     if (this.number) return; // other lines are laid on the steps of the plan
     const changes = this.data.uncapped;
     if (changes.length) yield this.element("path", { class: "uncapped", d: `M${this.edge(this.highest(changes)).join("L")}` });
+    if (this.data.reserved.length) yield this.reserved(...this.data.reserved);
     if (this.chosen) yield this.overlay(this.chosen);
+  }
+
+  // The band between what is allocated at the peak and what is reserved for it.
+  reserved(allocated, reserved) {
+    const { left, right, width } = this.frame;
+    const [low, top] = [allocated, reserved].map((size) => this.y(size).toFixed(1));
+    const path = this.element("path", { class: "reserved", d: `M${left},${top}H${width - right}V${low}H${left}Z` });
+    path.append(this.element("title", {}, `reserved ${formatBytes(reserved)}, of which ${formatBytes(allocated)} are allocated at the peak`));
+    return path;
   }
 
   // Another plan's line, told as a fixed number of runs of steps.

@@ -48,7 +48,7 @@ class _Axes:
 
 def tradeoff(plan: Plan, found: Sequence[PlanChoice], measured: Measured) -> str:
     """The picture as an `<svg>` element; its points carry the number of their choice."""
-    peaks = [choice.plan.peak for choice in found] + [measured.peak or 0, measured.uncapped_peak or 0]
+    peaks = [choice.plan.allocated for choice in found] + [measured.peak or 0, measured.uncapped_peak or 0]
     axes = _Axes(peaks, [choice.plan.extra for choice in found] + [measured.extra or 0.0])
     parts = [
         *_grid(axes),
@@ -121,16 +121,16 @@ def _stairs(found: Sequence[PlanChoice], axes: _Axes) -> str:
     line = [choice.plan for choice in found if choice.sort == "frontier"]
     if len(line) < 2:
         return ""
-    corners = [axes.at(line[0].peak, line[0].extra)]
+    corners = [axes.at(line[0].allocated, line[0].extra)]
     for before, after in pairwise(line):
-        corners += [axes.at(before.peak, after.extra), axes.at(after.peak, after.extra)]
+        corners += [axes.at(before.allocated, after.extra), axes.at(after.allocated, after.extra)]
     return f'<path class="stairs" d="M{"L".join(corners)}"/>'
 
 
 def _point(index: int, choice: PlanChoice, axes: _Axes) -> str:
-    x, y = axes.x(choice.plan.peak), axes.y(choice.plan.extra)
+    x, y = axes.x(choice.plan.allocated), axes.y(choice.plan.extra)
     radius = {"this": 7, "uncapped": 6, "other": 5}.get(choice.sort, 4)
-    says = f"{short(choice.label)}: {format_bytes(choice.plan.peak)}, {choice.plan.extra:+.1%}"
+    says = f"{short(choice.label)}: {format_bytes(choice.plan.allocated)}, {choice.plan.extra:+.1%}"
     return (
         f'<circle class="point point-{choice.sort}" data-choice="{index}" cx="{x:.1f}" cy="{y:.1f}" '
         f'r="{radius}"><title>{escape(says)}</title></circle>'
@@ -139,7 +139,7 @@ def _point(index: int, choice: PlanChoice, axes: _Axes) -> str:
 
 def _ring(choice: PlanChoice, axes: _Axes) -> str:
     """A ring around the knee, whichever plan it is."""
-    x, y = axes.x(choice.plan.peak), axes.y(choice.plan.extra)
+    x, y = axes.x(choice.plan.allocated), axes.y(choice.plan.extra)
     return (
         f'<circle class="knee" cx="{x:.1f}" cy="{y:.1f}" r="10">'
         "<title>the knee: below it a percent of memory costs more than a percent of time</title></circle>"
@@ -148,7 +148,7 @@ def _ring(choice: PlanChoice, axes: _Axes) -> str:
 
 def _names(plan: Plan, found: Sequence[PlanChoice], axes: _Axes) -> Iterable[str]:
     """Names beside the points that are not the frontier's, each at the first side where there is room."""
-    points = ((axes.x(choice.plan.peak), axes.y(choice.plan.extra)) for choice in found)
+    points = ((axes.x(choice.plan.allocated), axes.y(choice.plan.extra)) for choice in found)
     taken: list[_Box] = [(x - 4, y - 4, x + 4, y + 4) for x, y in points]
     if plan.budget is not None and plan.budget <= axes.bytes:
         taken.append(_budget_box(plan.budget, axes))
@@ -156,7 +156,7 @@ def _names(plan: Plan, found: Sequence[PlanChoice], axes: _Axes) -> Iterable[str
     for choice in sorted(named, key=lambda choice: choice.sort == "other"):
         text = {"this": "this plan", "uncapped": "keeping everything", "frontier": "knee"}.get(choice.sort)
         text = text or short(choice.label, 40)
-        box = _free(axes.x(choice.plan.peak), axes.y(choice.plan.extra), LETTER * len(text), taken)
+        box = _free(axes.x(choice.plan.allocated), axes.y(choice.plan.extra), LETTER * len(text), taken)
         taken.append(box)
         yield f'<text class="name name-{choice.sort}" x="{box[0]:.1f}" y="{box[3]:.1f}">{escape(text)}</text>'
 

@@ -31,7 +31,7 @@ from .search.ladder import Ladder, Rung
 from .search.search import Search, by_either
 from .search.tape import Facts
 
-__all__ = ["auto", "frontier_schedules", "knee_rung", "ladder_at", "recall", "remembers", "rungs"]
+__all__ = ["at_hand", "auto", "frontier_schedules", "knee_rung", "ladder_at", "recall", "remembers", "rungs"]
 
 Found = TypeVar("Found")
 
@@ -83,6 +83,12 @@ def rungs(graph: Graph) -> list[Rung]:
     if search is None:
         return list(_recalled.get(graph, ()))
     return [in_bytes(rung, unit) for rung in search.ladder]
+
+
+def at_hand(graph: Graph, budget: int) -> Schedule | None:
+    """The fastest plan at hand under a budget, else the smallest; None where there are none."""
+    found = Ladder(rungs(graph))
+    return _schedules(graph, [found.best_or_smallest(budget)])[0] if len(found) else None
 
 
 def recall(graph: Graph, ladder: Ladder) -> None:

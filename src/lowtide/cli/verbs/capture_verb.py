@@ -17,5 +17,5 @@ def run(chosen: argparse.Namespace) -> Answer:
     """Capture the step, write its graph and say what it is."""
     check_place(chosen.output)
     plan = capture(chosen.step, chosen)
-    lines = [str(plan.graph), f"uncapped peak {format_bytes(plan.peak)}"]
+    lines = [str(plan.graph), f"uncapped peak {format_bytes(plan.allocated)}"]
     return deliver(plan.graph, "\n".join(lines + [f"note: {note}" for note in plan.notes]), chosen)

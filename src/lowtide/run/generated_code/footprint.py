@@ -21,7 +21,7 @@ import torch
 
 from ..._torch import private
 from ...capture.fx_nodes import storage_of
-from .ledger import Handed, Ledger
+from .ledger import Entry, Handed, Ledger
 from .moment import Moment
 from .reader import Reader
 
@@ -30,16 +30,21 @@ __all__ = ["Footprint", "footprint"]
 
 @dataclass(frozen=True)
 class Footprint:
-    """The calls of a compiled graph in order, and the bytes it has alive over time.
+    """The requests and calls of a compiled graph in order, and the bytes it has alive over time.
 
     `peak` is the most at any time, `left` what is alive when the graph has returned: its outputs less the
     inputs that are gone by then. `outputs` has None for what is not a tensor.
     """
 
-    moments: tuple[Moment, ...]
+    entries: tuple[Entry, ...]
     peak: int
     left: int
     outputs: tuple[Handed | None, ...]
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """Its calls."""
+        return tuple(entry for entry in self.entries if isinstance(entry, Moment))
 
 
 def footprint(
@@ -63,4 +68,4 @@ def footprint(
         handed = (
             ledger.known[storage_of(item)] if isinstance(item, torch.Tensor) else None for item in outputs
         )
-        return Footprint(tuple(reader.moments), ledger.peak, ledger.live, tuple(handed))
+        return Footprint(tuple(ledger.entries), ledger.peak, ledger.live, tuple(handed))

@@ -51,7 +51,6 @@ class Reader:
         tree = _parsed(source)
         self.ledger = ledger
         self.device = device
-        self.moments: list[Moment] = []
         # With graph partitions the functions are methods of a class `Runner`, else they are at the top.
         bodies = [tree.body, *(runner.body for runner in _of(ast.ClassDef, tree.body))]
         self.functions = {
@@ -150,7 +149,7 @@ class Reader:
         return shapes_of([self.value(output, names) for output in outputs])
 
     def note(self, name: str, outputs: tuple[Shape, ...], read: Sequence[Any] = ()) -> None:
-        self.moments.append(Moment.of(name, self.ledger.live, outputs, read))
+        self.ledger.entries.append(Moment.of(name, self.ledger.live, outputs, read))
 
     # ---- expressions
 

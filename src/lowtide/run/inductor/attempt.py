@@ -23,6 +23,8 @@ from torch import fx
 from ..._torch import Strides, drafted, generated_code, private, realized_where_asked, report_strides
 from ...capture.joint_graph import aot_settings
 from ...console.log import log, under_way
+from ...devices.memory import memory_of
+from ...planner.arenas import within
 from ...plans.planned_step import Plan
 from ...process_wide import attributes
 from ...stages import Asked, Lowered
@@ -30,7 +32,7 @@ from ..backward import CompiledBackward
 from ..generated_code.reader import UnreadableSourceError
 from .first_step import FirstStep
 from .kept_headroom import key_of_step, may_recall, read_headroom
-from .peak import step_peak
+from .peak import read_step, step_events, step_peak
 from .scheduler_order import Fusions, PlannedOrder
 
 __all__ = ["Attempt", "Lower", "Partitioner"]
@@ -241,12 +243,12 @@ class Attempt:
             raise OverBudgetError
 
     def plan(self) -> Plan:
-        """The plan, with the peak that the buffers of what was compiled come to."""
+        """The plan, with the peak that the buffers of what was compiled come to, and what that reserves."""
         assert self.stage is not None
-        plan, trace = self.stage.planned.plan, self.stage.captured.trace
+        planned, trace = self.stage.planned, self.stage.captured.trace
         try:
-            peak = step_peak(
-                self.stage.planned.priced.lifted,
+            step = read_step(
+                planned.priced.lifted,
                 *map(self.text, (False, True)),
                 outputs=len(trace.outputs),
                 tangents=trace.tangents,
@@ -255,8 +257,13 @@ class Attempt:
             )
         except UnreadableSourceError as error:
             log.warning(f"the compiled step cannot be read ({error}): its peak is the plan's prediction")
+            return planned.plan
+        plan = replace(planned.plan, compiled=step_peak(step) + planned.plan.graph.fixed.get("allocator", 0))
+        memory = memory_of(plan.graph, None)
+        # Ranks of a process group hold different segments, and must go round as often as each other.
+        if plan.budget is None or planned.any_rank is not bool:
             return plan
-        return replace(plan, compiled=peak + plan.graph.fixed.get("allocator", 0))
+        return within(plan, memory, plan.budget, step_events(step))
 
     def text(self, backward: bool) -> str:
         if backward not in self.texts:

@@ -1,4 +1,4 @@
-"""The peak of a compiled step, from what the texts of its two graphs hold in memory.
+"""The peak of a compiled step and the requests that it makes, from what the texts of its two graphs hold.
 
 The forward starts beside what is there: parameters, inputs, whatever else is on the device. The backward
 starts beside what the forward left and the tangents, and frees what was saved as it goes. What a library
@@ -7,7 +7,8 @@ function takes for itself while it runs is not in the text: it is known from the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -17,17 +18,31 @@ from ...capture.fx_nodes import tensors_of
 from ...capture.lift import Lifted
 from ...capture.op_classes import type_of
 from ...devices.allocator import rounded
+from ...plans.events import Allocate, Boundary, Event, Free, Ran
+from ...plans.graph import Graph
 from ...prices.measured import Workspaces, is_convolution
 from ..generated_code.footprint import Footprint, footprint
-from ..generated_code.ledger import Handed
+from ..generated_code.ledger import Entry, Handed
 from ..generated_code.moment import Moment, shapes_of
 
-__all__ = ["step_peak"]
+__all__ = ["CompiledStep", "read_step", "step_events", "step_peak"]
 
 Shapes = tuple[tuple[int, ...], ...]
 
 
-def step_peak(
+@dataclass(frozen=True)
+class CompiledStep:
+    """What the two texts of a step do with memory; `saved` are the inputs of the backward, tangents last."""
+
+    graph: Graph
+    forward: Footprint
+    backward: Footprint
+    saved: Sequence[int | Handed]
+    tangents: Sequence[_Tangent]
+    workspace: _Workspace
+
+
+def read_step(
     lifted: Lifted,
     forward: str,
     backward: str,
@@ -36,32 +51,60 @@ def step_peak(
     tangents: Iterable[fx.Node],
     expected: Iterable[fx.Node],
     device: torch.device,
-) -> int:
-    """The bytes that a step with these texts has on the device at most.
+) -> CompiledStep:
+    """A step by its texts, not by its plan: Inductor may fuse and copy otherwise than was planned.
 
     `outputs` counts the user's own results of the forward; of the tangents, only the expected ones come.
     """
-    graph = lifted.graph
 
     def as_allocated(size: int) -> int:
         return rounded(size, device)
 
-    kind = device.type
-    start = graph.fixed_bytes + graph.given_bytes
-    # The texts, not the plan: Inductor may fuse and copy otherwise than was planned.
-    first = footprint(forward, rounded=as_allocated, device=kind)
+    first = footprint(forward, rounded=as_allocated, device=device.type)
     coming = [
         _Tangent.of(node, lifted, as_allocated) if node in expected else _Tangent(0, 0) for node in tangents
     ]
     inputs = [*_saved(first, outputs), *(tangent.freed for tangent in coming)]
-    second = footprint(backward, inputs=inputs, rounded=as_allocated, device=kind)
-    workspace = _Workspace(lifted, device)
-    after = start + first.left + sum(tangent.bytes for tangent in coming)
+    second = footprint(backward, inputs=inputs, rounded=as_allocated, device=device.type)
+    return CompiledStep(lifted.graph, first, second, inputs, coming, _Workspace(lifted, device))
+
+
+def step_peak(step: CompiledStep) -> int:
+    """The bytes that a step has on the device at most."""
+    start = step.graph.fixed_bytes + step.graph.given_bytes
+    after = start + step.forward.left + sum(tangent.bytes for tangent in step.tangents)
     return max(
-        start + _peak(first, workspace),
-        after + graph.boundary,
-        after + _peak(second, workspace),
+        start + _peak(step.forward, step.workspace),
+        after + step.graph.boundary,
+        after + _peak(step.backward, step.workspace),
     )
+
+
+def step_events(step: CompiledStep) -> Iterator[Event]:
+    """What a step asks of the allocator, in order, as the simulator tells it of a schedule."""
+    yield from _requests(step.forward.entries, "forward {}".format, step.workspace)
+    first = len(step.saved) - len(step.tangents)
+    for place, tangent in enumerate(step.tangents, first):
+        yield Allocate(f"input {place}", tangent.bytes, 0)
+    yield Boundary(step.graph.boundary, 0)
+    names = {
+        place: f"forward {item.storage}" if isinstance(item, Handed) else f"input {place}"
+        for place, item in enumerate(step.saved)
+    }
+    yield from _requests(
+        step.backward.entries, lambda storage: names.get(storage, f"backward {storage}"), step.workspace
+    )
+
+
+def _requests(entries: Iterable[Entry], name: Callable[[int], str], workspace: _Workspace) -> Iterator[Event]:
+    """The requests of one of the graphs; its storages have names of their own."""
+    for entry in entries:
+        if isinstance(entry, Moment):
+            yield Ran(entry.call, workspace.at(entry), 0)
+        elif entry.bytes:
+            yield Allocate(name(entry.storage), entry.bytes, 0)
+        else:
+            yield Free(name(entry.storage), 0, 0)
 
 
 class _Tangent(NamedTuple):
