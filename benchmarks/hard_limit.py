@@ -12,9 +12,9 @@ budgets of a model run in one process after each other, and with `--jobs` severa
 changes no byte (their seconds then say nothing). A row that is not as promised leaves what the allocator did
 in `--traces`.
 
-By replay a row has what the plan under the budget reserves, and beside it, as `before`, what it would if the
-budget bounded allocated bytes alone and nothing were done about the rest. With `--device cpu --tiny` the same
-loops run without a limit, to see that all of it works.
+By replay the same loop runs on paper (`paper_device.py`); `before` is what would be reserved if the budget
+bounded allocated bytes alone and nothing were done about the rest, `alone` what a plan allocates that finds
+an empty device. With `--device cpu --tiny` the same loops run without a limit, to see that all of it works.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ from headtohead_models import Batch, Step, Subject, of_images
 from lowtide.devices.memory import memory_by_name
 from lowtide.planner.arenas import reserving
 from lowtide.planner.under_budget import plan_graph
+from lowtide.plans.graph import Graph
+from paper_device import PaperLoop
 
 STEPS = 10
 SMALLER = 2
@@ -172,7 +174,7 @@ def keep_trace(trial: Trial, plan: lowtide.Plan | None, row: Row) -> None:
     data = {
         "row": row,
         "plan": None if plan is None else json.loads(plan.to_json()),
-        "trace": [[each["action"], each["addr"], each["size"]] for each in history],
+        "trace": [[each["action"], each.get("addr"), each["size"]] for each in history],
     }
     name = f"{trial.model}-{trial.executor}-{row['budget']}.json.gz"
     with gzip.open(Path(trial.traces) / name, "wt") as file:
@@ -232,11 +234,8 @@ def in_own_process(trial: Trial, device: str) -> list[Row]:
 
 
 def foretold(name: str, budgets: tuple[str, ...], *, tiny: bool = False) -> Iterator[Row]:
-    """Plans for a device that is absent, with the state that AdamW will make."""
-    model, batch = SUBJECTS[name].build("meta", tiny=tiny)
-    optimizer = torch.optim.AdamW(model.parameters())
-    graph = lowtide.plan(model, *batch, device=ABSENT, optimizer=optimizer).graph
-    torch._dynamo.reset()
+    """The same loop on paper, for a device that is absent, with the state that AdamW will make."""
+    smaller, whole = (graph_of(name, part, tiny=tiny) for part in (2, 1))
     device = memory_by_name(ABSENT)
     for asked in budgets:
         row: Row = {
@@ -247,15 +246,29 @@ def foretold(name: str, budgets: tuple[str, ...], *, tiny: bool = False) -> Iter
             "device": f"{ABSENT}, absent",
         }
         try:
-            before = plan_graph(graph, asked, device=replace(device, replays=False))
+            before = plan_graph(whole, asked, device=replace(device, replays=False))
             row |= {"before": reserving(before, device).reserved, "before_extra": round(before.extra, 5)}
-            plan = plan_graph(graph, asked, device=device)
+            alone = plan_graph(whole, asked, device=device)
+            size = alone.peak if alone.budget is None else alone.budget
+            loop = PaperLoop(((smaller, SMALLER), (whole, STEPS - SMALLER)), size)
+            (_, early), (plan, late) = loop.run()
         except lowtide.BudgetTooSmall as error:
             yield {**row, "budget": error.budget, "outcome": "refused", "smallest": error.smallest}
             continue
-        found = {"plan_allocated": plan.allocated, "plan_reserved": plan.reserved, "arena": plan.arena}
-        size = plan.peak if plan.budget is None else plan.budget
-        yield {**row, "budget": size, "outcome": "planned", **found, "extra": round(plan.extra, 5)}
+        row |= {"budget": size, "outcome": "ok" if max(early, late) <= size else "over"}
+        row |= {"plan_allocated": plan.allocated, "plan_reserved": plan.reserved, "arena": plan.arena}
+        yield {**row, "reserved": max(early, late), "extra": round(plan.extra, 5), "alone": alone.allocated}
+
+
+def graph_of(name: str, part: int, *, tiny: bool) -> Graph:
+    """The graph of a step with a part of the batch."""
+    model, batch = SUBJECTS[name].build("meta", tiny=tiny)
+    batch = tuple(each[: max(len(each) // part, 1)] for each in batch)
+    optimizer = torch.optim.AdamW(model.parameters())
+    try:
+        return lowtide.plan(model, *batch, device=ABSENT, optimizer=optimizer).graph
+    finally:
+        torch._dynamo.reset()
 
 
 def rows(args: argparse.Namespace) -> Iterator[Row]:

@@ -96,4 +96,6 @@ def test_a_capped_step_is_exact_and_fits(name):
         found = lowtide.verify(model, *args, kwargs=kwargs, budget=budget)
         assert found.exact, f"{budget}: {found}"
         assert any(op.takes for op in found.plan.graph.ops)
-        assert found.measured <= found.predicted, f"{budget}: {found}"
+        assert found.capped.reserved <= found.plan.reserved, f"{budget}: {found}"
+        # What else is on the device moves blocks by up to a MiB: the promise is on what is reserved.
+        assert found.measured <= found.predicted + 2**20, f"{budget}: {found}"

@@ -11,6 +11,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
+    pytest.mark.filterwarnings("ignore:\\s*Online softmax is disabled"),  # torch.compile's own
 ]
 
 VOCABULARY, WIDTH = 32_000, 512

@@ -84,8 +84,9 @@ def test_the_least_arena_serves_and_is_no_smaller_than_what_is_alive(budget):
 def test_a_trial_of_a_hard_limit_is_foretold_and_run():
     """Foretold for a GPU, and run on the CPU; a budget that is too small is an outcome, too."""
     (foretold,) = hard_limit.foretold("resnet50", ("min",), tiny=True)
-    assert foretold["outcome"] == "planned"
-    assert foretold["plan_allocated"] <= foretold["plan_reserved"] <= foretold["before"]
+    assert foretold["outcome"] == "ok"
+    assert foretold["plan_allocated"] <= foretold["reserved"] <= foretold["plan_reserved"]
+    assert foretold["plan_reserved"] <= foretold["budget"]
     trial = hard_limit.Trial("resnet50", ("min",), "eager", "", tiny=True)
     (row,) = hard_limit.outcomes(trial, "cpu")
     assert (row["outcome"], row["plan_allocated"], row["plan_reserved"]) == ("ok", row["budget"], None)

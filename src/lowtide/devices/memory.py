@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import LowtideError
 from ..plans.graph import Graph
 from .allocator_settings import AllocatorSettings, settings_of_environment
-from .arena import has_arena
+from .arena import has_run
 from .caching_allocator import Segment
 from .table import find_device, host_memory_left, total_memory
 
@@ -33,7 +33,7 @@ class DeviceMemory:
     `free` asks for what a step could have now. `blocks` are the free blocks of a caching allocator, such as
     CUDA's, whose rules are replayed for every plan; a device without one has None. `segments` are all that it
     holds, free or not, and `settings` what the user has set of it. Where a step makes other requests than its
-    graph says, as compiled code does, nothing `replays` them. With `has_arena` an earlier plan has laid one.
+    graph says, as compiled code does, nothing `replays` them. With `has_run` steps of an earlier plan have.
     """
 
     name: str = "cpu"
@@ -43,7 +43,7 @@ class DeviceMemory:
     segments: tuple[Segment, ...] = ()
     settings: AllocatorSettings = field(default_factory=AllocatorSettings)
     replays: bool = True
-    has_arena: bool = False
+    has_run: bool = False
 
     @property
     def says_reserved(self) -> bool:
@@ -87,7 +87,7 @@ def cuda_memory(device: torch.device) -> DeviceMemory:
         blocks,
         segments,
         settings_of_environment(),
-        has_arena=has_arena(device),
+        has_run=has_run(device),
     )
 
 

@@ -1,14 +1,15 @@
 """What a training loop makes the CUDA allocator reserve, by replay of each of its requests.
 
-Memory that is reserved ends a run: segments with holes that no request fits. The events of a step are
-served by `CachingAllocator` from the segments that are in use now (those that are wholly free are given back
-before a plan's first step); what the graph says is there before a step and no segment holds (all of it, for a
-device that is absent) is asked for first, parameter by parameter. Then comes the arena, where there is to be
-one: a segment that is reserved at once, and free. Then steps follow as in a loop: forward, backward; after
-the first one, the state that an optimizer is to make; gradients and what the step returned go before the next
-forward. Later steps find other holes than the first, so the loop goes on until a step reserves no more, four
-times at most. A loop may train on one batch or bring a new one for each step, which is there before the last
-one goes: both are replayed, and the larger peaks count.
+Memory that is reserved ends a run: segments with holes that no request fits. The events of a step are served
+by `CachingAllocator` from the segments that are in use now (those that are wholly free are given back before
+a plan's first step); what the graph says is there before a step and no segment holds (all of it, for a device
+that is absent) is asked for first, parameter by parameter. Then room is set aside for the state that an
+optimizer is to make, and the arena comes, where there is to be one: a segment that is reserved at once, and
+free. Then steps follow as in a loop: forward, backward; after the first one, the state of the optimizer, in
+the room for it; gradients and what the step returned go before the next forward. Later steps find other holes
+than the first, so the loop goes on until a step finds those of an earlier one. A loop may train on one batch
+or bring a new one for each step, which is there before the last one goes: both are replayed, and the larger
+peaks count.
 
 Not in it, as no plan knows of it: what `optimizer.step()` makes for a while, what kernels make besides their
 workspaces, the loss outside of the step beyond its bytes, other streams. O(events) for each step.
@@ -24,14 +25,16 @@ from functools import cached_property
 from ..plans.events import COPY, GIVEN, VALUE, Allocate, Event, Free, Ran
 from ..plans.graph import GIVEN_KINDS, Graph
 from .allocator_settings import MIB, AllocatorSettings
+from .aside import Aside
 from .blocks import Block
 from .caching_allocator import CachingAllocator, Segment
 
-__all__ = ["Loop", "LoopPeaks", "StepRequests"]
+__all__ = ["Loop", "LoopPeaks", "StepRequests", "coming_state"]
 
 OPTIMIZER = "optimizer"
 """The band of optimizer state, which the first step leaves to be made."""
-_STEPS = 4
+_STEPS = 12
+"""Steps after which a loop is left that has not come back to where it was; chosen, most do after three."""
 
 _TENSORS = 4
 """Tensors of a parameter's size that an optimizer may keep for it: three are the most in torch's own. What is
@@ -108,20 +111,16 @@ class _Run:
     def before(self) -> list[int]:
         """Ask for what no segment holds before the first step; the sizes of the state that comes after it."""
         graph, allocator = self.loop.graph, self.allocator
-        state = graph.fixed.get(OPTIMIZER, 0)
         if allocator.allocated:
-            coming = (
-                graph.given_bytes + graph.fixed_bytes - graph.fixed.get("allocator", 0) - allocator.allocated
-            )
             found = map(allocator.holding, self.loop.batch)
             self.batch = [block for block in found if block is not None]
-            return _state_blocks(graph, max(min(coming, state), 0))
+            return coming_state(graph, allocator.allocated)
         self.make(
             value.bytes for value in graph.values if value.kind in GIVEN_KINDS and value.kind != "input"
         )
         self.batch = self.make(self.loop.batch)
         self.make(size for name, size in graph.fixed.items() if name not in (OPTIMIZER, "allocator"))
-        return _state_blocks(graph, state)
+        return _state_blocks(graph, graph.fixed.get(OPTIMIZER, 0))
 
     def make(self, sizes: Iterable[int]) -> list[Block]:
         return [self.allocator.allocate(size) for size in sizes if size]
@@ -136,15 +135,19 @@ class _Run:
     def peaks_below(self, most: int, arena: int) -> LoopPeaks | None:
         """The peaks of steps one after the other, where none reserves more than that."""
         allocator = self.allocator
+        aside = None if self.loop.graph.updaters else Aside.of(allocator, self.state)
         if arena:
             allocator.release(allocator.allocate(arena))
         step = StepRequests(self.loop.graph, allocator)
-        peaks = []
+        peaks: list[tuple[int, int]] = []
+        seen: set[object] = set()
         for number in range(_STEPS):
-            before = allocator.reserved
             if number and self.renews:
                 self.renew()
             step.clear()
+            if (now := allocator.holes()) in seen:
+                break  # from here on the loop does what it did before
+            seen.add(now)
             allocator.begin()
             for event in self.loop.story:
                 step.enter(event)
@@ -152,10 +155,15 @@ class _Run:
                     return None
             peaks.append((allocator.allocated_peak, allocator.reserved_peak))
             if number == 0:
-                self.make(self.state)
-            elif allocator.reserved_peak == before:
-                break
+                self.make(self.state) if aside is None else aside.fill(allocator)
         return LoopPeaks(*peaks[0], *(max(each) for each in zip(*peaks, strict=True)))
+
+
+def coming_state(graph: Graph, allocated: int) -> list[int]:
+    """The requests for optimizer state that is still to be made, where so much is allocated now."""
+    there = graph.given_bytes + graph.fixed_bytes - graph.fixed.get("allocator", 0)
+    coming = min(there - allocated, graph.fixed.get(OPTIMIZER, 0))
+    return _state_blocks(graph, max(coming, 0))
 
 
 def _state_blocks(graph: Graph, state: int) -> list[int]:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ..devices.arena import let_state_in, state_is_in
 from ..devices.optimizers import each_optimizer, levels, state_bytes, state_tensors
 
 __all__ = [
@@ -180,11 +181,13 @@ def _around(part: torch.nn.Module) -> list[str]:
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if not torch.compiler.is_compiling() and _planned:
+        let_state_in()
         seen(optimizer)
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     if not torch.compiler.is_compiling() and _planned:
+        state_is_in()
         _look(optimizer)
 
 

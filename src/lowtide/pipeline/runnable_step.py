@@ -22,7 +22,7 @@ from ..errors import CaptureError
 from ..options import limit
 from ..planner.under_budget import get_ready
 from ..plans.planned_step import Plan
-from ..run.arena import prepare
+from ..run.arena import let_state_come, prepare
 from ..run.backward import only_once
 from ..run.handing import Departures
 from ..run.out_of_memory import explain
@@ -124,6 +124,7 @@ class RunnableStep:
         if not self.ran:
             under_way("running this step for the first time")
         foretold = None if self.ran or self.conditions is None else self.conditions.state_after()
+        let_state_come(self.asked.options.optimizer)
         if self.plan is not self.prepared:
             prepare(self.plan)
             self.prepared = self.plan

@@ -48,7 +48,7 @@ def reserving(plan: Plan, device: DeviceMemory) -> Plan:
     """The plan with what a loop over it reserves if nothing is done about it, where that can be told."""
     if not device.says_reserved:
         return plan
-    return _told(plan, _loop(plan, device).peaks(), arena=0)
+    return _told(plan, _loop(plan, device).peaks())
 
 
 def within(plan: Plan, device: DeviceMemory, limit: int, story: Iterable[Event] | None = None) -> Plan:
@@ -60,8 +60,11 @@ def within(plan: Plan, device: DeviceMemory, limit: int, story: Iterable[Event] 
     if not device.says_reserved:
         return plan
     loop = _loop(plan, device, story)
-    plain = _told(plan, loop.peaks(), arena=0)
-    if device.settings.expandable or (plan.is_plain and plain.peak <= limit):
+    peaks = loop.peaks()
+    plain = _told(plan, peaks, beside=_BESIDE)
+    if plan.is_plain and peaks.reserved <= limit:
+        return _told(plan, peaks)
+    if device.settings.expandable:
         return plain
     needed, most = _needed(plan, loop), (limit - loop.before - _BESIDE) // _PAGE * _PAGE
     small = plain.reserved - plain.allocated if plain.reserved is not None else 0
@@ -69,7 +72,7 @@ def within(plan: Plan, device: DeviceMemory, limit: int, story: Iterable[Event] 
     for arena in dict.fromkeys([*wide, *(_up(needed * size) for size in _SIZES)]):
         found = loop.peaks_below(limit - _BESIDE, arena=arena) if 0 < arena <= most else None
         if found is not None:
-            return _told(plan, found, arena=arena)
+            return _told(plan, found, arena=arena, beside=_BESIDE)
     return plain
 
 
@@ -86,22 +89,24 @@ def least_reserving(plans: Iterable[Plan], device: DeviceMemory) -> Plan:
 
 def _smallest(plan: Plan, device: DeviceMemory, best: Plan | None) -> Plan:
     """The better of a plan in its smallest arena and the best one so far."""
-    plain = reserving(plan, device)
-    best = plain if best is None or plain.peak < best.peak else best
-    if plain.reserved is None or device.settings.expandable:
-        return best
+    if not device.says_reserved:
+        return plan if best is None or plan.peak < best.peak else best
     loop = _loop(plan, device)
+    plain = _told(plan, loop.peaks(), beside=_BESIDE)
+    best = plain if best is None or plain.peak < best.peak else best
+    if device.settings.expandable:
+        return best
     needed = _needed(plan, loop)
     for size in _SIZES:
         arena = _up(needed * size)
         found = loop.peaks_below(best.peak - _BESIDE - 1, arena=arena)
-        best = best if found is None else _told(plan, found, arena=arena)
+        best = best if found is None else _told(plan, found, arena=arena, beside=_BESIDE)
     return best
 
 
-def _told(plan: Plan, peaks: LoopPeaks, *, arena: int) -> Plan:
+def _told(plan: Plan, peaks: LoopPeaks, *, arena: int = 0, beside: int = 0) -> Plan:
     """The plan with what a replay shows: what blocks have above their requests depends on where these lie."""
-    reserved = peaks.reserved + (_BESIDE if arena else 0)
+    reserved = peaks.reserved + beside
     if plan.compiled is not None:
         compiled = max(plan.compiled, peaks.allocated)
         return replace(plan, compiled=compiled, reserved=reserved, arena=arena)

@@ -9,7 +9,9 @@ known of an allocator, the first plan fits or none does. O(log bytes) plans, eac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain, takewhile
+from math import inf
 
 from ..devices.memory import DeviceMemory
 from ..plans.planned_step import Plan
@@ -81,21 +83,17 @@ class Fitting:
             plan = other if other.seconds < plan.seconds else plan
         return plan
 
-    def least(self, smallest: Plan | None = None) -> Plan:
-        """The plan with the smallest peak."""
+    def least(self, smallest: Plan | None = None, most: float = inf) -> Plan:
+        """The plan with the smallest peak, of those that allocate no more than `most` if there are any."""
         smallest = smallest or self.made(0, True)[0]
-        return least_reserving(self.upwards(smallest), self.device)
+        others = takewhile(lambda plan: plan.allocated <= most, self.upwards(smallest))
+        return least_reserving(chain((smallest,), others), self.device)
 
     def upwards(self, plan: Plan) -> Iterator[Plan]:
-        """Plans that allocate more and more: they may leave fewer holes."""
-        yield plan
+        """Plans that allocate more and more than one: they may leave fewer holes."""
         size, last = float(plan.allocated), plan.schedule
         while self.device.says_reserved and (size := size * _APART) < self.whole:
             other = self.made(int(size), False)[0]
             if other.schedule != last:
                 yield other
             last = other.schedule
-
-    def without_replay(self) -> Fitting:
-        """The same search by what is allocated alone."""
-        return replace(self, device=replace(self.device, replays=False))

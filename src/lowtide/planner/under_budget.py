@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from ..devices.allocator import allocator_overhead
 from ..devices.memory import DeviceMemory
@@ -41,6 +42,10 @@ __all__ = [
 _FEW = 600
 """Ops up to which each plan that is tried for a caching allocator is searched for: a tenth of a second each
 (benchmarks/fragmentation.py). Above it, after the first one, they are what the search has found so far."""
+
+
+_smallest: dict[Any, Plan] = {}
+_MOST_KNOWN = 8
 
 
 def get_ready() -> None:
@@ -104,13 +109,28 @@ def _under_budget(
     if vanilla.peak <= limit:
         return replace(vanilla, budget=size, notes=notes)
     found = search.below(limit)
-    if found.peak > limit and device.has_arena:
-        loose = search.without_replay().below(limit)
-        if loose.peak <= limit:
-            return _in_holes(reserving(loose, device), size)
+    if found.peak > limit and device.says_reserved:
+        found = _smallest_known(found, graph, device)
+    if found.peak > limit and device.has_run:
+        tight = search.least(most=limit)
+        if tight.allocated <= limit:
+            return _in_holes(tight, size)
     if found.peak > limit:
         raise too_small(found, asked, size)
     return _with_cliff(replace(found, budget=size), graph, vanilla)
+
+
+def _smallest_known(plan: Plan, graph: Graph, device: DeviceMemory) -> Plan:
+    """The smaller of a plan and what was found for the same graph in the same memory before.
+
+    Which holes a plan leaves is luck: another search may miss what the error of an earlier one has named.
+    """
+    key = graph, device.segments, device.settings
+    best = min(plan, _smallest.pop(key, plan), key=lambda each: each.peak)
+    _smallest[key] = best
+    while len(_smallest) > _MOST_KNOWN:
+        del _smallest[next(iter(_smallest))]
+    return replace(best, notes=plan.notes)
 
 
 def size_of(asked: Budget, vanilla: Plan, device: DeviceMemory, whole: int | None) -> int | None:
@@ -123,10 +143,10 @@ def size_of(asked: Budget, vanilla: Plan, device: DeviceMemory, whole: int | Non
 
 
 def _in_holes(plan: Plan, size: int) -> Plan:
-    """A plan that has to do with what an arena holds by now: told, as the next step is under way."""
+    """The plan that reserves least between what lies there by now: told, as the next step is under way."""
     assert plan.reserved is not None
     note = (
-        f"what earlier steps have left in the arena is in the way: this step may reserve up to "
+        f"what earlier steps have left on the device is in the way: this step may reserve up to "
         f"{format_bytes(plan.reserved - size)} more than its budget of {format_bytes(size)}"
     )
     return replace(plan, reserved=None, budget=size, notes=(*plan.notes, note))
