@@ -142,7 +142,7 @@ def happened(trial: Trial, size: int, device: str) -> Row:
         lowtide.cap(loop.model, size, optimizer=loop.optimizer, executor=trial.executor)
         seconds = timed(loop.steps(), device)
     except torch.OutOfMemoryError as error:
-        row |= {"outcome": "out of memory", "error": str(error)}
+        row |= {"outcome": "out of memory", "error": str(error).partition(". GPU")[0]}
     except lowtide.BudgetTooSmall as error:
         row |= {"outcome": "refused", "smallest": error.smallest}
     else:

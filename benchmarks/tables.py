@@ -29,6 +29,7 @@ DOCUMENTS = (
     "docs/exactness.md",
     "docs/head-to-head.md",
     "docs/how-it-works.md",
+    "docs/limits.md",
     "docs/models.md",
     "docs/sequences.md",
     "docs/sketch.md",
@@ -161,6 +162,22 @@ def changing_shapes_exact() -> str:
     return "\n".join(lines)
 
 
+def hard_limit() -> str:
+    """What came of a loop in a process that may reserve its budget and not a byte more."""
+    lines = [
+        "| step | executor | budget | MiB | outcome | allocated | foretold | reserved | extra time |",
+        "|---|---|---|---:|---|---:|---:|---:|---:|",
+    ]
+    for row in read("hard_limit-h200.jsonl"):
+        words = row["model"], row["executor"], row["asked"], f"{row['budget'] >> 20:,}", row["outcome"]
+        kept = row["outcome"] == "ok"
+        sizes = [row.get(name) if kept else None for name in ("allocated", "plan_reserved", "reserved")]
+        told = (f"{size >> 20:,}" if size else "-" for size in sizes)
+        extra = format(row["extra"], "+.1%") if kept else "-"
+        lines.append(f"| {' | '.join((*words, *told, extra))} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "call_checks": call_checks,
     "changing_shapes": changing_shapes,
@@ -168,6 +185,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ddp_overlap": ddp_overlap,
     "exactness": lambda: exactness(short=True),
     "exactness-all": lambda: exactness(short=False),
+    "hard_limit": hard_limit,
     "headtohead": lambda: headtohead_table.table(read("headtohead-h200.jsonl")),
     "headtohead-verdict": lambda: headtohead_table.verdict_table(read("headtohead-h200.jsonl")),
     "models": lambda: models_table.summary(read("models.jsonl")),

@@ -44,6 +44,10 @@ _FEW = 600
 (benchmarks/fragmentation.py). Above it, after the first one, they are what the search has found so far."""
 
 
+_SLACK = 7
+"""A plan leaves a 128th of its budget free where one does: on an H200 steps asked for up to 1.2 % more than
+was replayed, and ran out of memory in a process limited to their budget (benchmarks/hard_limit.py)."""
+
 _smallest: dict[Any, Plan] = {}
 _MOST_KNOWN = 8
 
@@ -108,9 +112,9 @@ def _under_budget(
     vanilla = within(vanilla, device, limit)
     if vanilla.peak <= limit:
         return replace(vanilla, budget=size, notes=notes)
-    found = search.below(limit)
+    found = search.below(limit - (limit >> _SLACK if device.says_reserved else 0))
     if found.peak > limit and device.says_reserved:
-        found = _smallest_known(found, graph, device)
+        found = _smallest_known(search.below(limit), graph, device)
     if found.peak > limit and device.has_run:
         tight = search.least(most=limit)
         if tight.allocated <= limit:
