@@ -133,6 +133,15 @@ def idle_kernels(request, monkeypatch):
 
 
 @pytest.fixture
+def vector_kernels():
+    """Inductor's kernels in vectors, as users have them, where their rounding is compared with eager code."""
+    from torch._inductor import config
+
+    with config.patch({"cpp.simdlen": None}):
+        yield
+
+
+@pytest.fixture
 def caplog_lowtide():
     """The messages that Lowtide says, as a list."""
     import logging

@@ -183,6 +183,7 @@ def test_each_plan_is_given_back_though_the_capture_stays():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("vector_kernels")
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_budgets_and_gradients_in_flight_need_no_other_capture(executor):
     plain = Rows(straight)
