@@ -16,8 +16,10 @@ from hypothesis import HealthCheck, settings
 
 import browsers
 import cpu_seconds
+from distributed_ranks import run_ranks
 from lighter import forget_compiled_code, spare_the_garbage_collector
 from lowtide.solve.search import build
+from once import once
 
 torch.set_num_threads(1)
 build.PATIENCE = 600.0  # a compiler on a busy machine is late, and does not hang
@@ -80,7 +82,10 @@ def pytest_runtest_setup(item):
 def fresh_compiler():
     forget_compiled_code()
     torch.set_num_threads(1)  # training tools set their own
-    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:
+        torch.default_generator.manual_seed(0)  # no note for a later CUDA, with the stack of each call
     yield
     forget_compiled_code()
 
@@ -165,6 +170,12 @@ def process_group(tmp_path):
     keep_for_ever(torch.distributed.group.WORLD)
     yield
     torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def of_two_ranks(tmp_path_factory):
+    """The folder with what two ranks found: a folder in it for each part of `distributed/all_ranks.py`."""
+    return once(tmp_path_factory, "ranks", lambda folder: run_ranks("all_ranks.py", folder))
 
 
 def keep_for_ever(group):

@@ -1,7 +1,7 @@
 """One of two ranks: everything that tests want to know of two ranks, one part after the other.
 
 Importing torch and Dynamo takes seconds: there is one process for each rank, and one process group
-of gloo for all parts. `conftest.py` starts this.
+of gloo for all parts. `of_two_ranks` in `tests/conftest.py` starts this.
 """
 
 import sys
