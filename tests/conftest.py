@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+os.environ["LOWTIDE_CACHE_BEFORE"] = os.environ.get("LOWTIDE_CACHE", "")
 os.environ["LOWTIDE_CACHE"] = tempfile.mkdtemp(prefix="lowtide-test-")
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import browsers
+import compiled_search
 import cpu_seconds
 from distributed_ranks import run_ranks
 from lighter import forget_compiled_code, spare_the_garbage_collector
@@ -23,6 +25,8 @@ from once import once
 
 torch.set_num_threads(1)
 build.PATIENCE = 600.0  # a compiler on a busy machine is late, and does not hang
+if "PYTEST_XDIST_WORKER" in os.environ:  # whose cache folder was that of the process that started it
+    compiled_search.share(os.environ["LOWTIDE_CACHE_BEFORE"], os.environ["LOWTIDE_CACHE"])
 
 # A busy machine is no fault of the code: nothing here is judged by the time it takes.
 SLOWNESS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
