@@ -12,7 +12,7 @@ import lowtide
 class Encoder(nn.Module):
     """A stack of encoder layers with a mean-squared loss."""
 
-    def __init__(self, layers: int = 6, width: int = 512) -> None:
+    def __init__(self, layers: int = 4, width: int = 512) -> None:
         super().__init__()
         parts = [nn.TransformerEncoderLayer(width, 8, 4 * width, batch_first=True) for _ in range(layers)]
         self.layers = nn.Sequential(*parts)

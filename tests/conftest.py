@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+os.environ["LOWTIDE_CACHE_BEFORE"] = os.environ.get("LOWTIDE_CACHE", "")
 os.environ["LOWTIDE_CACHE"] = tempfile.mkdtemp(prefix="lowtide-test-")
 
 import pytest
@@ -15,12 +16,17 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import browsers
+import compiled_search
 import cpu_seconds
+from distributed_ranks import run_ranks
 from lighter import forget_compiled_code, spare_the_garbage_collector
 from lowtide.solve.search import build
+from once import once
 
 torch.set_num_threads(1)
 build.PATIENCE = 600.0  # a compiler on a busy machine is late, and does not hang
+if "PYTEST_XDIST_WORKER" in os.environ:  # whose cache folder was that of the process that started it
+    compiled_search.share(os.environ["LOWTIDE_CACHE_BEFORE"], os.environ["LOWTIDE_CACHE"])
 
 # A busy machine is no fault of the code: nothing here is judged by the time it takes.
 SLOWNESS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
@@ -80,7 +86,10 @@ def pytest_runtest_setup(item):
 def fresh_compiler():
     forget_compiled_code()
     torch.set_num_threads(1)  # training tools set their own
-    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:
+        torch.default_generator.manual_seed(0)  # no note for a later CUDA, with the stack of each call
     yield
     forget_compiled_code()
 
@@ -133,6 +142,15 @@ def idle_kernels(request, monkeypatch):
 
 
 @pytest.fixture
+def vector_kernels():
+    """Inductor's kernels in vectors, as users have them, where their rounding is compared with eager code."""
+    from torch._inductor import config
+
+    with config.patch({"cpp.simdlen": None}):
+        yield
+
+
+@pytest.fixture
 def caplog_lowtide():
     """The messages that Lowtide says, as a list."""
     import logging
@@ -156,6 +174,12 @@ def process_group(tmp_path):
     keep_for_ever(torch.distributed.group.WORLD)
     yield
     torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def of_two_ranks(tmp_path_factory):
+    """The folder with what two ranks found: a folder in it for each part of `distributed/all_ranks.py`."""
+    return once(tmp_path_factory, "ranks", lambda folder: run_ranks("all_ranks.py", folder))
 
 
 def keep_for_ever(group):

@@ -1,4 +1,4 @@
-"""`pytest --cpu`: the tests that take the most CPU time, the processes that they start and wait for included.
+"""`pytest --cpu`: the files and tests that take the most CPU time, with the processes that they start.
 
 On a busy machine the seconds of the clock (`--durations`) say more of its load than of the tests. What a
 module's fixture does counts for the first test that asks for it. Each report carries its seconds, so that
@@ -41,6 +41,10 @@ class CpuSeconds:
         self.of_test[report.nodeid] += dict(report.user_properties).get(FIELD, 0)
 
     def pytest_terminal_summary(self, terminalreporter):
-        terminalreporter.section(f"CPU seconds: {sum(self.of_test.values()):.0f} in all")
-        for name, seconds in self.of_test.most_common(SHOWN):
-            terminalreporter.write_line(f"{seconds:8.2f}  {name}")
+        of_file = Counter()
+        for name, seconds in self.of_test.items():
+            of_file[name.partition("::")[0]] += seconds
+        terminalreporter.section(f"CPU seconds: {sum(of_file.values()):.0f} in all")
+        for most in (of_file, self.of_test):
+            for name, seconds in most.most_common(SHOWN):
+                terminalreporter.write_line(f"{seconds:8.2f}  {name}")

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import compiled_search
+
 TESTS = Path(__file__).parent
 LONGEST = 3600
 """Seconds after which ranks that wait for each other are ended, far more than they take on a busy machine."""
@@ -30,9 +32,11 @@ def run_ranks(script, folder, count=2):
 
 def _start(script, folder, rank, log):
     paths = [str(TESTS), str(TESTS.parent / "src"), os.environ.get("PYTHONPATH", "")]
+    cache = Path(folder, f"cache{rank}")
+    compiled_search.copy(os.environ["LOWTIDE_CACHE"], cache)
     own = {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        "LOWTIDE_CACHE": str(Path(folder, f"cache{rank}")),
+        "LOWTIDE_CACHE": str(cache),
         "OMP_NUM_THREADS": "1",
     }
     with log.open("w") as file:

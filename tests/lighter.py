@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from functools import cache
 
 import torch
 
@@ -23,3 +24,18 @@ def forget_compiled_code():
         torch._dynamo.reset()
         # Dynamo times each new guard, for its log, after a flush of the caches that takes 0.03 s.
         torch._dynamo.guards.profile_guard_manager = lambda *args: 0.0
+        _spare_the_compiler()
+
+
+@cache
+def _spare_the_compiler():
+    """Inductor's C++ takes one number at a time and is hardly optimised: that halves the time of a kernel.
+
+    Which loops are fused and which buffers are written is decided before, and stays.
+    """
+    from torch._inductor import config, cpp_builder
+
+    config.cpp.simdlen = 0
+    config.cpp.vec_isa_ok = True  # or else a program is compiled for each kind of vectors, and started
+    flags = cpp_builder._get_optimization_cflags
+    cpp_builder._get_optimization_cflags = lambda compiler, min_optimize=False: flags(compiler, True)

@@ -36,6 +36,7 @@ from headtohead_table import table, verdict_table
 from headtohead_tools import blocks, budget_of, tool
 from headtohead_turn import Turn
 from headtohead_work import without_paths
+from once import once
 from peak import at_the_peak
 
 TINY = ("--device", "cpu", "--tiny", "--steps", "2", "--workers", "1", "--models", "gpt")
@@ -44,9 +45,12 @@ TINY = ("--device", "cpu", "--tiny", "--steps", "2", "--workers", "1", "--models
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     """One tiny model through the whole script, in processes of its own."""
-    out = tmp_path_factory.mktemp("headtohead") / "rows.jsonl"
-    headtohead.main([*TINY, "--tools", "eager,lowtide-eager", "--settings", "45%,min", "--out", str(out)])
-    return out
+    asked = [*TINY, "--tools", "eager,lowtide-eager", "--settings", "45%,min", "--out"]
+
+    def make(folder):
+        headtohead.main([*asked, str(folder / "rows.jsonl")])
+
+    return once(tmp_path_factory, "headtohead", make) / "rows.jsonl"
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import torch
 import language_models
 import language_models_table
 from language_models_steps import SUBJECTS, with_adapters
+from short_search import short_search, steady_prices
 
 ROW = {"subject": "llama-3b", "setup_seconds": 1.0, "reserved": 120 << 20}
 
@@ -43,9 +44,10 @@ def test_only_adapters_are_trained():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_every_subject_trains_alike_with_and_without_a_cap(name):
-    plain, capped = (
-        language_models.bench(SUBJECTS[name], setting, "cpu", steps=1, tiny=True)
-        for setting in ("eager", "lowtide:95%")
-    )
+    with short_search(), steady_prices():
+        plain, capped = (
+            language_models.bench(SUBJECTS[name], setting, "cpu", steps=1, tiny=True)
+            for setting in ("eager", "lowtide:95%")
+        )
     assert capped["loss"] == plain["loss"]
     assert capped["allocated"] <= capped["predicted"] <= capped["budget"]

@@ -72,6 +72,7 @@ class Attending(Skipping):
         return x.square().sum()
 
 
+@pytest.mark.slow
 def test_each_call_leaves_out_what_plain_pytorch_does(caplog_lowtide):
     torch.manual_seed(0)
     plain, x = Attending(lambda: torch.rand(()) < 0.4), torch.randn(2, 4, 8, requires_grad=True)
@@ -90,6 +91,7 @@ def test_each_call_leaves_out_what_plain_pytorch_does(caplog_lowtide):
     assert sum("drawn anew at each call" in said for said in caplog_lowtide) == 1
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_left_out_is_recomputed_by_nobody():
     torch.manual_seed(3)
     model = Attending(lambda: torch.rand(()) < 0.4)

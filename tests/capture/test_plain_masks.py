@@ -105,11 +105,12 @@ def capped(plain):
     return lowtide.cap(copy.deepcopy(plain), "1GiB", method="keep_all", prices="roofline")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "whole", "part"),
     [
         ("attention_mask", ones, padded),
-        pytest.param("position_ids", counted, packed, marks=pytest.mark.slow),
+        pytest.param("position_ids", counted, packed),
     ],
 )
 def test_llama_runs_the_operators_of_the_plain_step_whatever_its_batch_says(name, whole, part):
@@ -150,6 +151,7 @@ def masks_in(plan):
     return [op.name for op in plan.graph.ops if op.target in ("aten.le.Tensor", "aten.bitwise_and.Tensor")]
 
 
+@pytest.mark.slow
 def test_a_plan_without_data_is_for_a_batch_without_padding_and_says_so():
     batch = {"input_ids": words(), "labels": words(), "attention_mask": padded()}
     padded_plan = lowtide.plan(llama(), kwargs=batch)

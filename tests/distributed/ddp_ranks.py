@@ -1,7 +1,6 @@
 """Two ranks under DDP, capped and plain: `test_ddp_ranks.py` runs this and reads what each rank found."""
 
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -30,7 +29,7 @@ def found(rank, scenario):
         forget_compiled_code()
         spare_the_garbage_collector()
         torch.manual_seed(0)
-        model = Net()
+        model = Net(layers=5)
         data = batches(4, rows=rows, seed=rank)
         weights.append(train(model, data, budget=budget, **loop))
     peak, plan = max(weights[1][1][2:]), lowtide.plan_of(model)
@@ -43,16 +42,8 @@ def found(rank, scenario):
     }
 
 
-def main(folder, rank):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2
-    )
+def run(folder, rank):
+    """With the process group of `all_ranks.py`."""
     with short_search(), steady_prices():
         facts = {name: found(rank, scenario) for name, scenario in SCENARIOS.items()}
     Path(folder, f"rank{rank}.json").write_text(json.dumps(facts))
-    torch.distributed.barrier()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))

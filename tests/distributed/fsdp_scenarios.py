@@ -1,24 +1,20 @@
-"""Scenarios of `fully_shard` under a cap, run on each of two ranks: `python fsdp_scenarios.py OUT NAME...`.
+"""Scenarios of `fully_shard` under a cap, run on each of two ranks.
 
-Each finds things out and returns them; the tests read and judge them. One process group serves all.
+Each finds things out and returns them; the tests read and judge them.
 """
 
 import json
 import logging
-import sys
 import traceback
 from itertools import pairwise
 from pathlib import Path
 
 import torch
+from sharded_models import Block, Model, plain_step, same, shard, train
 from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import lowtide
-
-sys.path.insert(0, str(Path(__file__).parent))
-from sharded_models import Block, Model, plain_step, same, shard, train
-
 from lighter import forget_compiled_code, spare_the_garbage_collector
 from short_search import short_search, steady_prices
 
@@ -346,8 +342,8 @@ def values_outside_of_units(rank):
     return {"told": told}
 
 
-def main(out, rank):
-    distributed.init_process_group("gloo", init_method=f"file://{out}/store", rank=rank, world_size=2)
+def run(out, rank):
+    """With the process group of `all_ranks.py`."""
     logging.getLogger("lowtide").setLevel(logging.ERROR)
     for name in SCENARIOS:
         forget_compiled_code()
@@ -361,8 +357,3 @@ def main(out, rank):
         distributed.all_gather_object(everywhere, found)
         if rank == 0:
             Path(out, f"{name}.json").write_text(json.dumps(everywhere))
-    distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))

@@ -26,7 +26,7 @@ def both(budget, *, steps=4, rows=256, **loop):
     found = []
     for each in (None, budget):
         torch.manual_seed(0)
-        model = Net()
+        model = Net(layers=5)
         found.append((*train(model, batches(steps, rows=rows), budget=each, **loop), model))
     return found
 

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from distributed_ranks import run_ranks
 from tried import tried
 
 SCENARIOS = ("plain", "bucket views", "no_sync", "views, no_sync", "capped behind the wrapper")
@@ -14,10 +13,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    run_ranks("ddp_ranks.py", folder)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+def ranks(of_two_ranks):
+    return [json.loads((of_two_ranks / "ddp_ranks" / f"rank{rank}.json").read_text()) for rank in (0, 1)]
 
 
 @tried(

@@ -1,10 +1,9 @@
-"""`fully_shard` under one cap on two ranks: bits, bytes and words, from one start of a process group."""
+"""`fully_shard` under one cap on two ranks: bits, bytes and words."""
 
 import json
 
 import pytest
 
-from distributed_ranks import run_ranks
 from tried import tried
 
 pytestmark = pytest.mark.slow
@@ -18,11 +17,10 @@ COMPARED = [
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(of_two_ranks):
     """What each scenario found on each rank."""
-    out = tmp_path_factory.mktemp("ranks")
-    run_ranks("fsdp_scenarios.py", out)
-    return {path.stem: json.loads(path.read_text()) for path in out.glob("*.json")}
+    files = (of_two_ranks / "fsdp_scenarios").glob("*.json")
+    return {path.stem: json.loads(path.read_text()) for path in files}
 
 
 def on_each_rank(found, name):

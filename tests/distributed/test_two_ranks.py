@@ -1,21 +1,18 @@
-"""Two ranks with gloo on the CPU, started once: every scenario of `two_ranks.py`, as both of them saw it."""
+"""Two ranks with gloo on the CPU: every scenario of `two_ranks.py`, as both of them saw it."""
 
 import json
 
 import pytest
 
-from distributed_ranks import run_ranks
 from tried import tried
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks(of_two_ranks):
     """What each rank saw, by scenario."""
-    folder = tmp_path_factory.mktemp("ranks")
-    run_ranks("two_ranks.py", folder)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    return [json.loads((of_two_ranks / "two_ranks" / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
 def seen(ranks, scenario):

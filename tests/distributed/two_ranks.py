@@ -1,10 +1,9 @@
 """What one of two ranks does: each scenario trains a small model with and without a cap, and tells of it.
 
-Run by `test_two_ranks.py` as two processes with gloo on the CPU; what they saw goes to a file for each.
+What the ranks saw goes to a file for each, which `test_two_ranks.py` reads.
 """
 
 import json
-import sys
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -247,10 +246,8 @@ class Ranks:
             store.set_timeout(before)
 
 
-def main(folder, rank):
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(hours=1)
-    )
+def run(folder, rank):
+    """With the process group of `all_ranks.py`."""
     ranks, seen = Ranks(), {}
     for name in [name for name in vars(Ranks) if not name.startswith("_")]:
         forget_compiled_code()
@@ -262,8 +259,3 @@ def main(folder, rank):
             seen[name] = {"raised": traceback.format_exc()}
         Path(folder, f"{rank}.json").write_text(json.dumps(seen))
         dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))

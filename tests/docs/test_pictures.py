@@ -1,27 +1,26 @@
 """The pictures of the methods and of sketches are those that the script draws, and can be shown anywhere."""
 
 import re
-import subprocess
 import sys
 import xml.etree.ElementTree as Xml
 from pathlib import Path
 
 import pytest
 
+import pictures
 from lowtide.solve import METHODS
 
 ROOT = Path(__file__).parent.parent.parent
-SCRIPT = ROOT / "benchmarks" / "pictures.py"
 METHOD_PICTURES = sorted((ROOT / "docs" / "methods").glob("*.svg"))
 PICTURES = [*METHOD_PICTURES, ROOT / "docs" / "sketch.svg"]
 MOST_BYTES = 30_000
 
 
 @pytest.mark.slow
-def test_pictures_are_up_to_date():
-    command = [sys.executable, str(SCRIPT), "--check"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout + found.stderr
+@pytest.mark.whole_search
+def test_pictures_are_up_to_date(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["pictures.py", "--check"])
+    assert pictures.main() == 0, capsys.readouterr().out
 
 
 def test_every_method_has_a_picture():

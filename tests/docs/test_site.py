@@ -16,6 +16,7 @@ import pytest
 
 import lowtide
 from browsers import PATIENCE, chromium
+from once import once
 from pages import EXAMPLES, PAGES, ROOT
 
 pytestmark = pytest.mark.slow
@@ -26,13 +27,15 @@ pytest.importorskip("sphinx", reason="Sphinx is not installed (the extra dev)")
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as the Makefile does."""
-    out = tmp_path_factory.mktemp("site")
     recipe = re.search(r"^docs:.*?-m (sphinx .+?) site$", (ROOT / "Makefile").read_text(), re.M | re.S)
     assert recipe is not None
-    command = [sys.executable, "-m", *recipe[1].split(), str(out)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
-    return out
+    command = [sys.executable, "-m", *recipe[1].split()]
+
+    def build(out: Path) -> None:
+        built = subprocess.run([*command, str(out)], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert built.returncode == 0, built.stderr
+
+    return once(tmp_path_factory, "site", build)
 
 
 class Found(HTMLParser):

@@ -113,6 +113,7 @@ def follow(road, lengths, padded=(), **options):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("road", "lengths", "captured"),
     [
@@ -131,6 +132,7 @@ def test_each_batch_is_asked_with_its_own_sizes():
     assert graphs(model) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("road", "reason"),
     [
@@ -183,6 +185,7 @@ def test_each_plan_is_given_back_though_the_capture_stays():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("vector_kernels")
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_budgets_and_gradients_in_flight_need_no_other_capture(executor):
     plain = Rows(straight)
@@ -286,6 +289,7 @@ class CountsItsCalls(Rows):
         return super().forward(x, mask) * self.calls
 
 
+@pytest.mark.slow
 def test_a_step_that_is_captured_anew_at_each_call_goes_on_shape_by_shape(caplog_lowtide):
     plain = CountsItsCalls(straight)
     model = lowtide.cap(copy.deepcopy(plain), "1MiB", **QUICKLY)

@@ -19,8 +19,9 @@ def holding(model, words):
     out.loss.backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", [letting_go, holding])
-@pytest.mark.parametrize("make", [pytest.param(gpt2, marks=pytest.mark.slow), llama])
+@pytest.mark.parametrize("make", [gpt2, llama])
 def test_peaks_are_as_predicted_from_the_second_step_on(make, loop):
     words = Texts(2)[0]["input_ids"].expand(4, -1).contiguous()
     model = make(use_cache=loop is holding)

@@ -179,6 +179,16 @@ def test_a_compiler_that_hangs_is_ended_with_its_children(
     compiler.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {child}\nwait\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("CC", str(compiler))
+
+    class Begun(subprocess.Popen):
+        """On a busy machine the shell may take longer to begin than a compiler is waited for."""
+
+        def wait(self, timeout=None):
+            while not (child.exists() and child.read_text().endswith("\n")):
+                time.sleep(0.01)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(build.subprocess, "Popen", Begun)
     monkeypatch.setattr(build, "PATIENCE", 0.5)
     assert library() is None
     assert "did not end in 0.5 s" in caplog_lowtide[0]

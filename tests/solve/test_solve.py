@@ -30,7 +30,7 @@ EVERY_METHOD = [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) fo
 @settings(max_examples=15)
 @given(seed=seeds, n=st.integers(1, 20), share=st.floats(0.3, 1.1), takes=st.booleans())
 def test_every_schedule_is_accepted_and_pinned_ops_run_once(method, seed, n, share, takes):
-    graph = random_graph(seed, min(n, 7) if method == "exact" else n, takes=takes)  # it has tests of its own
+    graph = random_graph(seed, min(n, 6) if method == "exact" else n, takes=takes)  # it has tests of its own
     top = simulate(graph, keep_all(graph)).peak
     with short_search():
         schedule = METHODS[method](graph, int(top * share))

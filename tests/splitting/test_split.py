@@ -51,7 +51,9 @@ def text(dtype=torch.float32, **options):
     return model, x, y
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
+)
 def test_the_step_fits_where_it_did_not(dtype):
     model, x, y = text(dtype)
     without = lowtide.plan(model, x, y, budget="min").peak
@@ -67,6 +69,7 @@ def test_the_step_fits_where_it_did_not(dtype):
     assert not any("embed" in name or "norm" in name for name in found.different)
 
 
+@pytest.mark.slow
 def test_logits_that_are_returned_are_the_same_and_are_counted():
     model, x, y = text(logits=True)
     found = lowtide.verify(model, x, y, budget="min", split=4, prices="roofline")
@@ -114,6 +117,7 @@ def test_a_plan_brings_its_chunks_along(tmp_path):
         other(torch.ones(2, 4))
 
 
+@pytest.mark.slow
 def test_gradients_are_added_to_those_that_are_there():
     model, x, y = text()
     twin = copy.deepcopy(model)
@@ -126,6 +130,7 @@ def test_gradients_are_added_to_those_that_are_there():
         torch.testing.assert_close(left.grad, right.grad)
 
 
+@pytest.mark.slow
 def test_a_frozen_head_has_no_gradient_to_sum():
     model, x, y = text()
     model.head.requires_grad_(False)
@@ -134,6 +139,7 @@ def test_a_frozen_head_has_no_gradient_to_sum():
     assert found.plan.split
 
 
+@pytest.mark.slow
 def test_under_autocast():
     model, x, y = text()
     with torch.autocast("cpu", torch.bfloat16):

@@ -186,6 +186,7 @@ BETWEEN = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     st.lists(st.sampled_from(sorted(BETWEEN)), max_size=5),
