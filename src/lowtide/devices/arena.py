@@ -68,7 +68,9 @@ def let_state_in() -> None:
 
     for index, room in _rooms.items():
         with suppress(torch.OutOfMemoryError):  # a hole that went to somebody else meanwhile
-            room.plugs = _blocks(plugs_for(room.state, _holes(index), room.holes), index)
+            plugs = _blocks(plugs_for(room.state, _holes(index)), index)
+            room.plugs = [plug for plug in plugs if (plug.nbytes, plug.data_ptr()) not in room.holes]
+            del plugs
         room.blocks.clear()
 
 

@@ -45,8 +45,10 @@ class Aside:
 
     def fill(self, allocator: CachingAllocator) -> list[Block]:
         """The first step of the optimizer."""
-        plugs = [allocator.allocate(size) for size in plugs_for(self.state, allocator.holes(), self.holes)]
-        for block in self.blocks:
+        plugs = [allocator.allocate(size) for size in plugs_for(self.state, allocator.holes())]
+        beside = [block for block in plugs if (block.size, block.address) in self.holes]
+        plugs = [block for block in plugs if block not in beside]
+        for block in (*self.blocks, *beside):
             allocator.release(block)
         made = [allocator.allocate(size) for size in self.state if size]
         for block in plugs:
@@ -60,7 +62,10 @@ def spare_for(state: Sequence[int]) -> list[int]:
     return [_SHARED] if small and large else []
 
 
-def plugs_for(state: Sequence[int], holes: Iterable[Hole], before: Collection[Hole]) -> list[int]:
-    """The sizes of holes that would be taken before the room; those that were there before are part of it."""
+def plugs_for(state: Sequence[int], holes: Iterable[Hole]) -> list[int]:
+    """The sizes of the holes that would be taken before the room.
+
+    All are requested, as of equal ones any may be given; those that were there before are part of the room.
+    """
     most = max([_SHARED, *state])
-    return [hole[0] for hole in holes if MIB < hole[0] <= most and hole not in before]
+    return [size for size, _ in holes if MIB < size <= most]
