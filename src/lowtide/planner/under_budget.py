@@ -181,8 +181,10 @@ def settled(asked: Budget, graph: Graph, device: DeviceMemory) -> Budget:
     made = with_allocator_overhead(
         make_plan(bare, find_method("auto")(bare, found.peak), method="auto"), device.blocks
     )
-    # With the thousandth that a plan leaves free.
-    return Budget(asked.text, bytes=least_reserving([made], device).peak * 1024 // 1023 + 1)
+    size = least_reserving([made], device).peak
+    if device.says_reserved:
+        size = size * 128 // 127 + 1
+    return Budget(asked.text, bytes=size * 1024 // 1023 + 1)  # with what a plan leaves free
 
 
 def _with_cliff(plan: Plan, bare: Graph, vanilla: Plan) -> Plan:
