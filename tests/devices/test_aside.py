@@ -20,6 +20,15 @@ def test_a_shared_segment_is_free_beside_room_of_both_kinds():
     assert spare_for([4 * MIB, 90 * MIB]) == [20 * MIB]
 
 
+def test_nothing_is_plugged_where_nothing_is_set_aside():
+    allocator = CachingAllocator()
+    allocator.release(allocator.allocate(MIB))
+    for state in [0], [MIB // 2, 0]:
+        reserved = allocator.reserved
+        Aside.of(allocator, state).fill(allocator)
+        assert allocator.reserved == reserved
+
+
 @settings(max_examples=100)
 @given(
     st.lists(st.integers(10, 60), min_size=1, max_size=12),

@@ -45,7 +45,8 @@ class Aside:
 
     def fill(self, allocator: CachingAllocator) -> list[Block]:
         """The first step of the optimizer."""
-        plugs = [allocator.allocate(size) for size in plugs_for(self.state, allocator.holes())]
+        holes = allocator.holes() if self.blocks else ()
+        plugs = [allocator.allocate(size) for size in plugs_for(self.state, holes)]
         beside = [block for block in plugs if (block.size, block.address) in self.holes]
         plugs = [block for block in plugs if block not in beside]
         for block in (*self.blocks, *beside):

@@ -24,7 +24,7 @@ list.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
 from .allocator_settings import MIB, AllocatorSettings
@@ -113,8 +113,12 @@ class CachingAllocator:
         return found
 
     def holes(self) -> tuple[tuple[int, int], ...]:
-        """What is free, by size and address: what decides where later requests go."""
-        return tuple((size, address) for size, address, _ in (*self.large.free, *self.small.free))
+        """What is free in the large pool, by size and address."""
+        return tuple((size, address) for size, address, _ in self.large.free)
+
+    def all_holes(self) -> Hashable:
+        """What decides where later requests go: all that is free, by size and address."""
+        return self.holes(), tuple((size, address) for size, address, _ in self.small.free)
 
     def give_back(self) -> None:
         """Give back to the device what is wholly free: segments, and pages of expandable ones."""

@@ -145,7 +145,7 @@ class _Run:
             if number and self.renews:
                 self.renew()
             step.clear()
-            if (now := allocator.holes()) in seen:
+            if (now := allocator.all_holes()) in seen:
                 break  # from here on the loop does what it did before
             seen.add(now)
             allocator.begin()

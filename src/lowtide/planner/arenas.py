@@ -61,7 +61,7 @@ def within(plan: Plan, device: DeviceMemory, limit: int, story: Iterable[Event] 
         return plan
     loop = _loop(plan, device, story)
     peaks = loop.peaks()
-    plain = _told(plan, peaks, beside=_BESIDE)
+    plain = _told(plan, peaks, beside=_beside(peaks))
     if plan.is_plain and peaks.reserved <= limit:
         return _told(plan, peaks)
     if device.settings.expandable:
@@ -92,7 +92,8 @@ def _smallest(plan: Plan, device: DeviceMemory, best: Plan | None) -> Plan:
     if not device.says_reserved:
         return plan if best is None or plan.peak < best.peak else best
     loop = _loop(plan, device)
-    plain = _told(plan, loop.peaks(), beside=_BESIDE)
+    peaks = loop.peaks()
+    plain = _told(plan, peaks, beside=_beside(peaks))
     best = plain if best is None or plain.peak < best.peak else best
     if device.settings.expandable:
         return best
@@ -114,6 +115,11 @@ def _told(plan: Plan, peaks: LoopPeaks, *, arena: int = 0, beside: int = 0) -> P
     more = peaks.allocated - plan.timeline.peak + plan.graph.fixed.get(ALLOCATOR, 0)
     graph = plan.graph.replace(fixed={**fixed, ALLOCATOR: more} if more > 0 else fixed)
     return replace(plan, graph=graph, timeline=simulate(graph, plan.schedule), reserved=reserved, arena=arena)
+
+
+def _beside(peaks: LoopPeaks) -> int:
+    """What is counted beside the requests of a step without an arena: less for a small one."""
+    return min(_BESIDE, peaks.reserved >> 7)
 
 
 def _needed(plan: Plan, loop: Loop) -> int:
