@@ -10,7 +10,10 @@ from lowtide.plans.keep_all import keep_all
 from lowtide.plans.simulator import simulate
 from lowtide.solve.auto import auto, frontier_schedules
 from lowtide.solve.quick import quick, smallest
+from lowtide.solve.search.any_order import AnyOrder
+from lowtide.solve.search.native import library
 from lowtide.solve.search.search import Search
+from synthetic import branched_step, random_step
 
 GRAPHS = {"cnn": cnn(3), "transformer": transformer(1), "random": random_graph(4, 18)}
 SHARES = (91.7, 86.1, 81.9, 77.7, 73, 68.3, 62.9, 58, 53.3, 47, 43.6, 33, 27.3)
@@ -82,6 +85,31 @@ def test_a_budget_is_descended_to_once(monkeypatch):
     assert search.at(search.top) == ladder[len(ladder) - 1]
     assert search.at(0) == ladder[0]
     assert tries == [budget]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(library() is None, reason="there is no C compiler here")
+def test_below_the_smallest_plan_of_a_small_graph_all_orders_are_looked_through():
+    graph = branched_step(165, 10)
+    search = Search(graph)
+    budget = search.run()[0].peak - 1
+    found = search.at(budget)
+    assert found.peak <= budget
+    timeline = simulate(graph, search.facts.schedule(found.order.tolist()))
+    assert (timeline.peak, timeline.seconds) == (found.peak, pytest.approx(found.seconds))
+    assert search.at(0).peak == found.peak
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(library() is None, reason="there is no C compiler here")
+def test_the_plan_of_a_small_graph_is_the_fastest_of_all_orders_at_the_budget_itself():
+    graph, budget = random_step(370, 12), 49
+    search = Search(graph)
+    before = search.run().best(budget)
+    best = AnyOrder(search.facts).fastest(budget, work=10_000_000)
+    assert best.complete
+    assert search.at(budget).seconds == pytest.approx(search.once + best.seconds)
+    assert search.at(budget).seconds < before.seconds * (1 - 1e-9)
 
 
 @pytest.mark.slow

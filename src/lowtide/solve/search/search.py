@@ -55,7 +55,7 @@ from .native import NativeTape, NoMemory, judge, library
 from .reorder import first_orders
 from .ruin import improve, improve_at
 from .seeds import ask_at_budget, seed_orders
-from .settle import settle, settle_smallest
+from .settle import settle, settle_at, settle_smallest
 from .tape import Facts
 
 __all__ = ["Search", "by_either"]
@@ -248,6 +248,7 @@ class Search:
         self.graft_to(budget)
         improve_at(self, budget)
         self.loosen(budget)
+        settle_at(self, budget, self.effort.work)
 
     def is_settled(self, budget: int) -> bool:
         """Whether descents to a budget were made, or would be in vain."""

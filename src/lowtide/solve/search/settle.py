@@ -6,9 +6,11 @@ where to stop.
 
 Method: at the largest budget for which a rung is the answer, look for an order that is faster than it. The
 answer holds down to the rung's own peak, so the next budget is right below that. Below the last rung look for
-any order that fits, then for the fastest one with that peak.
+any order that fits, then for the fastest one with that peak. The same again at a budget that is asked for:
+where no plan fits it, the user would be refused.
 
-Complexity: `WORK` at most for each of the two, `WORK_AT_ONCE` of it for one budget.
+Complexity: `WORK` at most for each of the two, `WORK_AT_ONCE` of it for one budget; `WORK` once more at a
+budget that is asked for.
 
 Limits: those of `any_order`. What does not end within the work stays as it was.
 """
@@ -24,11 +26,12 @@ from .any_order import AnyOrder
 if TYPE_CHECKING:
     from .search import Search
 
-__all__ = ["WORK", "settle", "settle_smallest"]
+__all__ = ["WORK", "settle", "settle_at", "settle_smallest"]
 
 WORK, WORK_AT_ONCE, FITTING = 10_000_000, 1_000_000, 4
-"""How much work in all, at one budget, and how many times that below the last rung; ten million take less
-than half a second. Chosen, so that small graphs take as long as before: what is settled is not annealed."""
+"""How much work in all, at one budget, and how many times that below the last rung and at a budget that is
+asked for; ten million take less than half a second. Chosen, so that small graphs take as long as before: what
+is settled is not annealed."""
 
 ROUNDING = 1e-9
 """How much of the seconds of a step may be due to rounding."""
@@ -71,6 +74,26 @@ def settle_smallest(search: Search, work: int) -> None:
         limit = _limit(search, tape.seconds)
         faster = orders.fastest(tape.peak(), limit=limit, work=min(work, WORK_AT_ONCE))
         work -= faster.work
+        if faster.order is not None:
+            search.note(search.tape(faster.order))
+
+
+def settle_at(search: Search, budget: int, work: int) -> None:
+    """Look for an order that fits a budget where none is known, and for a faster one than is known."""
+    if not work or not AnyOrder.handles(search.facts):
+        return
+    orders = AnyOrder(search.facts)
+    if search.ladder.best(budget) is None and bound_by_moments(search.graph, budget) < inf:
+        found = orders.fitting(budget, work=work)
+        work -= found.work
+        if found.order is not None:
+            tape = search.tape(found.order)
+            tape.prune(budget)
+            search.note(tape)
+    best = search.ladder.best(budget)
+    if best is not None and work > 0:
+        limit = _limit(search, best.seconds)
+        faster = orders.fastest(budget, limit=limit, work=min(work, FITTING * WORK_AT_ONCE))
         if faster.order is not None:
             search.note(search.tape(faster.order))
 

@@ -222,6 +222,17 @@ static i32 make_slots(Descent *d, i32 after, i32 count) {
 
 /* ---- the descent ---- */
 
+/* The most bytes that closing a gap of a value can save. A run gives back all outputs of its op, so all of them may be
+ * dropped: a descent with noise counts them all, one without looks at each by itself. */
+static i64 most_bytes(const Descent *d, i32 value) {
+    const Facts *f = d->tape->facts;
+    i32 op = f->writer[value];
+    if (!(d->noise > 0)) return f->size[value];
+    i64 bytes = 0;
+    for (i32 w = f->write_at[op]; w < f->write_at[op + 1]; w++) bytes += f->size[f->writes[w]];
+    return bytes;
+}
+
 /* Put every gap that covers a run above the budget on the heap, with an optimistic score. */
 static void fill(Descent *d) {
     Tape *t = d->tape;
@@ -242,7 +253,7 @@ static void fill(Descent *d) {
         for (i32 i = 1; i < e->count; i++) {
             i32 start = tape_waits_from(t, value, e->at[i - 1]), after = e->at[i], hot = count[after] - count[start];
             if (!hot || t->at[after] == writer) continue;
-            i64 most = f->size[value] * hot, over = area[after] - area[start];
+            i64 most = most_bytes(d, value) * hot, over = area[after] - area[start];
             push(d, value, after, score(d, value, f->seconds[writer], most < over ? most : over));
         }
     }
@@ -259,7 +270,7 @@ static void push_new(Descent *d, i32 value, i32 slot) {
     for (i32 i = index - 1 > 1 ? index - 1 : 1; i < last; i++) {
         if (t->at[e->at[i]] == f->writer[value]) continue;
         i32 start = tape_waits_from(t, value, e->at[i - 1]);
-        i64 gain = profile_excess(&t->mem, start, e->at[i], d->budget, f->size[value]);
+        i64 gain = profile_excess(&t->mem, start, e->at[i], d->budget, most_bytes(d, value));
         if (gain > 0) push(d, value, e->at[i], score(d, value, f->seconds[f->writer[value]], gain));
     }
 }
