@@ -4,7 +4,7 @@
     PYTHONPATH=src:tests python benchmarks/random_modules.py --cases 1000 --seed 4   # these again
 
 The modules are those of `make fuzz` (`tests/fuzz/modules_part.py`), which ends at the first that does not
-hold; here all of them run, and what came of each budget is counted. One row in
+hold; here all of them run, and what came of each budget is counted. One row for every 100 in
 `results/random_modules.jsonl`, with the cases that were wrong.
 """
 
@@ -27,17 +27,19 @@ from commit import commit
 from fuzz.modules_part import BUDGETS, outcomes, verdict
 
 FILE = Path(__file__).parent / "results" / "random_modules.jsonl"
+EACH = 100
+"""The cases of one row."""
 
 
-def row(seed: int, cases: int) -> dict[str, Any]:
+def row(seed: int, first: int, cases: int) -> dict[str, Any]:
     """What came of so many modules at each budget."""
     counts: dict[str, Counter[str]] = {budget: Counter() for budget in BUDGETS}
     wrong: list[str] = []
-    for number in range(cases):
+    for number in range(first, first + cases):
         case = seed + 1000 * number
         try:
-            for budget, found, model in outcomes(case):
-                said = "refused" if found is None else verdict(found, model)
+            for budget, found, model, x in outcomes(case):
+                said = "refused" if found is None else verdict(found, model, x)
                 counts[budget][said] += 1
                 if said == "WRONG":
                     print(f"case {case} at {budget}: {found}\n{model}", flush=True)
@@ -45,14 +47,18 @@ def row(seed: int, cases: int) -> dict[str, Any]:
         except Exception:  # of the count: the others are to run, too
             traceback.print_exc()
             wrong.append(f"{case}: an error")
-        if (number + 1) % 50 == 0:
-            print(number + 1, {budget: dict(each) for budget, each in counts.items()}, flush=True)
-    return {"cases": cases, **{budget: dict(each) for budget, each in counts.items()}, "wrong": wrong}
+    return {
+        "first": first,
+        "cases": cases,
+        **{budget: dict(counts[budget]) for budget in BUDGETS},
+        "wrong": wrong,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0, help="go on with this one")
     parser.add_argument("--seed", type=int)
     asked = parser.parse_args()
     seed = secrets.randbits(32) if asked.seed is None else asked.seed
@@ -60,12 +66,14 @@ def main() -> None:
     logging.getLogger("lowtide").setLevel(logging.CRITICAL)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    start = time.process_time()
-    made = row(seed, asked.cases)
     about = {"seed": seed, "torch": torch.__version__, "commit": commit()}
-    with FILE.open("a") as file:
-        file.write(json.dumps({**about, **made, "seconds": round(time.process_time() - start)}) + "\n")
-    print(json.dumps(made), flush=True)
+    for first in range(asked.first, asked.first + asked.cases, EACH):
+        start = time.process_time()
+        made = row(seed, first, min(EACH, asked.first + asked.cases - first))
+        seconds = round(time.process_time() - start)
+        with FILE.open("a") as file:
+            file.write(json.dumps({**about, **made, "seconds": seconds}) + "\n")
+        print(json.dumps(made), flush=True)
 
 
 if __name__ == "__main__":
