@@ -280,6 +280,36 @@ def test_gradients_of_a_micro_batch_before_are_counted(x):
         assert same(gradients(model), gradients(plain))
 
 
+def peaks_and_plans(model, step, count=4):
+    found = []
+    for _ in range(count):
+        peak = lowtide.measure(lambda: step(model), device="cpu").peak
+        found.append((peak, lowtide.plan_of(model)))
+    return found
+
+
+def test_steps_beside_gradients_that_are_there_are_planned_together(x):
+    model = lowtide.cap(Broken(nothing), "75%", **QUICKLY)  # a share has no room for them
+    *_, (peak, plan) = peaks_and_plans(model, lambda model: model(x).backward())
+    assert peak == plan.peak <= plan.budget
+    assert plan.notes[0].startswith("one budget over 2 pieces")
+
+
+def test_steps_beside_calls_in_flight_are_planned_together(x):
+    model = lowtide.cap(Broken(nothing), "min", **QUICKLY)
+    step_of(model, x)
+    step_of(model, x)
+    budget = lowtide.plan_of(model).peak + x.nbytes  # less than what two calls hold by their fastest plans
+    model = lowtide.cap(lowtide.uncap(model), 2 * budget, **QUICKLY)
+
+    def both(model):
+        (model(x) + model(x)).backward()
+
+    *_, (peak, plan) = peaks_and_plans(model, both)
+    assert peak <= plan.peak <= plan.budget
+    assert plan.notes[0].startswith("one budget over 2 pieces")
+
+
 def test_state_of_an_optimizer_is_counted(x):
     model = Broken(nothing)
     optimizer = torch.optim.AdamW(model.parameters())

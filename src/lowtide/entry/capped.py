@@ -286,8 +286,6 @@ class Capped:
         new = partial(self.new_entry, args, kwargs, answers)
         with self.lock:
             entry = self.find(key, new, options=options)
-            if entry.pieces is not None:
-                entry.pieces.settle()
             if beside := self.must_leave_room(entry):
                 key = (*key, beside)
                 entry = self.find(key, new, beside=beside, options=options)
@@ -323,7 +321,10 @@ class Capped:
             self.entries[key] = entry
         elif self.must_count_state(self.entries[key]):
             self.entries[key] = new(key, beside, self.entries[key].options)
-        return self.entries.use(key)
+        entry = self.entries.use(key)
+        if entry.pieces is not None:
+            entry.pieces.settle()
+        return entry
 
     def must_leave_room(self, entry: Entry) -> int:
         """The bytes of calls in flight, where they do not fit beside the plan."""
