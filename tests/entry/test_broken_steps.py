@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -163,6 +164,28 @@ def test_what_no_piece_reads_is_counted(share):
     plan = lowtide.plan_of(model)
     assert plan.graph.fixed["read between pieces"] == model.table.weight.nbytes + tokens.nbytes
     assert peak == plan.peak
+
+
+class OfNumPy(torch.autograd.Function):
+    """An activation that torch sees neither made nor differentiated."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.from_numpy(np.tanh(x.detach().numpy()))
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (y,) = ctx.saved_tensors
+        return gradient * torch.from_numpy(1 - y.numpy() ** 2)
+
+
+@pytest.mark.parametrize("share", ["min", "75%", "100%"])
+def test_memory_of_numpy_is_counted(x, share):
+    of_numpy = torch._dynamo.disable(OfNumPy.apply)
+    _, peak = two_steps(model := Broken(of_numpy, of_numpy), share, x)
+    assert peak == lowtide.plan_of(model).peak
 
 
 class Peeks(nn.Module):

@@ -152,8 +152,11 @@ class Passage:
         self.new[number] = self.gaps.size(tensor)
 
     def read(self, tensor: torch.Tensor) -> None:
-        """Called with what is read between pieces and was not made there."""
-        if not self.ended:
+        """Called with what is read between pieces and was not made there: nobody saw it made.
+
+        In the backward, too, that may be memory of NumPy's. The gradient of a loss is counted as `losses`.
+        """
+        if not self.ended or (tensor.numel() > 1 and storage_key(tensor) not in self.stores):
             self.given[self.number(tensor)] = self.gaps.size(tensor)
 
     def came(self, tangents: dict[str, int], known: set[int], piece: Piece) -> None:
