@@ -266,6 +266,34 @@ def test_a_loss_outside_has_bytes_set_aside(x):
     assert peak <= plan.peak + target.nbytes  # which no call of the model reads
 
 
+class WithHidden(Broken):
+    """Returns a result of its first piece beside its loss."""
+
+    def forward(self, x):
+        hidden = self.parts[0](x)
+        return self.parts[1](nothing(hidden)).pow(2).mean(), hidden
+
+
+@pytest.mark.parametrize("share", ["min", "75%", "100%"])
+def test_gradients_that_the_caller_makes_for_more_results_are_counted(x, share):
+    model = WithHidden(nothing)
+
+    def step():
+        loss, hidden = model(x)
+        (loss + nn.functional.smooth_l1_loss(hidden, x)).backward()
+
+    step()
+    expected = gradients(model)
+    lowtide.cap(model, share, **QUICKLY)
+    for _ in range(3):
+        clear(model)
+        peak = lowtide.measure(step, device="cpu").peak
+        assert same(gradients(model), expected)
+    plan = lowtide.plan_of(model)
+    assert plan.notes[0].startswith("one budget over 2 pieces")
+    assert peak <= plan.peak <= (plan.budget or plan.peak)
+
+
 def test_evaluation_between_steps_changes_nothing(x):
     model = Broken(nothing)
     two_steps(model, "75%", x)

@@ -153,7 +153,8 @@ class Pieces:
                 "the promise covers each of them by itself"
             )
         elif passage is not None and call.done:
-            passage.end_forward(result, _outside(self.options, result))
+            guesses = isinstance(self.options.outside, str)
+            passage.end_forward(result, _outside(self.options, result), guesses=guesses)
             self.looked_at = [passage]
         if call.strayed:
             self.look, self.looks = True, _LOOKS

@@ -16,7 +16,7 @@ past torch's operators. A loss outside of the call is not looked at; bytes are s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -76,7 +76,7 @@ class _Turn:
             self.absent = frozenset(place for place, one in enumerate(tangents) if one is None)
             known = {store.number for store in self.passage.stores.values()}
             self.tangents = self.passage.met(self.piece.tangents, tangents, self.piece)
-            self.passage.came(self.tangents, known, self.piece)
+            self.passage.came(self.tangents, known, self)
         else:
             self.gradients = self.passage.met(self.piece.gradients, gradients, self.piece)
             self.passage.after = self.passage.alive()
@@ -126,6 +126,7 @@ class Passage:
         self.added: dict[Any, int] = {}
         self.written: set[int] = set()
         self.outside = 0
+        self.guesses = True
         self.ended = False
 
     # Storages
@@ -159,18 +160,24 @@ class Passage:
         if not self.ended or (tensor.numel() > 1 and storage_key(tensor) not in self.stores):
             self.given[self.number(tensor)] = self.gaps.size(tensor)
 
-    def came(self, tangents: dict[str, int], known: set[int], piece: Piece) -> None:
+    def came(self, tangents: dict[str, int], known: set[int], turn: _Turn) -> None:
         """The gradients that a backward was given: it holds them, and nobody else as far as is known.
 
-        Where nothing was seen to make one, autograd has: it added some up, or copied one.
+        Where nothing was seen to make one, autograd has: it added some up, or copied one. The caller may have
+        made a part of it, who was given that result: then it is there from the beginning of the backward on.
         """
-        assert piece.graph is not None
-        last, value = self.before_backward[-1], piece.graph.value
+        assert turn.piece.graph is not None
+        value = turn.piece.graph.value
         sizes = {number: value[name].bytes for name, number in tangents.items() if number not in known}
         made = sizes if len(self.backward) > 1 else {}  # those of the first come from the caller
-        self.before_backward[-1] = replace(
-            last, reads=last.reads - set(tangents.values()), writes={**last.writes, **made}
+        results = Counter(
+            value[name].bytes for name, number in turn.outputs.items() if number in self.returned
         )
+        callers = {number: size for number, size in made.items() if results[size]}
+        self.outside += 2 * sum(callers.values()) if self.guesses else 0
+        self.before_backward[0] = _with(self.before_backward[0], callers)
+        last = _with(self.before_backward[-1], {n: size for n, size in made.items() if n not in callers})
+        self.before_backward[-1] = replace(last, reads=last.reads - set(tangents.values()))
 
     def alive(self) -> set[int]:
         return {store.number for store in self.stores.values() if not store.ref.expired()}
@@ -237,15 +244,18 @@ class Passage:
         finally:
             self.gaps.away = True
 
-    def end_forward(self, result: Any, outside: int) -> None:
-        """The call returns; from here on the caller's own code runs."""
+    def end_forward(self, result: Any, outside: int, *, guesses: bool) -> None:
+        """The call returns; from here on the caller's own code runs, for which bytes are set aside.
+
+        `guesses` says whether that is a guess, to be made again where gradients of more results come.
+        """
         tensors = [leaf for leaf in _leaves(result) if is_tensor(leaf)]
         self.returned = frozenset(self.number(leaf) for leaf in tensors)
         scalars = [leaf for leaf in tensors if leaf.numel() == 1 and leaf.grad_fn is not None]
         self.losses = {
             next(_numbers): self.gaps.size(leaf) for leaf in scalars if leaf.grad_fn not in self.nodes
         }
-        self.outside = outside
+        self.outside, self.guesses = outside, guesses
         self.before.append(self.gap(""))
         self.after, self.ended = self.alive(), True
         nodes = list(nodes_between(tensors, self.nodes))
@@ -318,3 +328,8 @@ class Passage:
             self.outside,
             sum(size for number, size in self.given.items() if number not in of_pieces),
         )
+
+
+def _with(between: Between, made: Mapping[int, int]) -> Between:
+    """What runs there, and makes some more."""
+    return replace(between, writes={**between.writes, **made})
