@@ -188,6 +188,19 @@ def test_memory_of_numpy_is_counted(x, share):
     assert peak == lowtide.plan_of(model).peak
 
 
+@torch._dynamo.disable
+def summed(x):
+    wide = x.repeat(1, 8).tanh()
+    return torch.stack([wide[:, 32 * i : 32 * i + 32] for i in range(8)]).sum(0)
+
+
+@pytest.mark.parametrize("share", ["min", "100%"])
+def test_sums_of_gradients_between_pieces_are_counted(x, share):
+    """Autograd adds up what the slices give, as large as what they are slices of."""
+    _, peak = two_steps(model := Broken(summed), share, x)
+    assert peak <= lowtide.plan_of(model).peak
+
+
 class Peeks(nn.Module):
     """Python reads a number of the first piece, which is one of its results."""
 

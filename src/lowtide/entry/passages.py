@@ -32,7 +32,7 @@ from ..pipeline.runnable_step import RunnableStep, backward_node
 from ..planner.joined_graph import Between, BrokenStep
 from ..planner.joined_graph import Turn as SeenTurn
 from ..plans.schedule import Run
-from .between_pieces import Gaps, leaf_of, nodes_between
+from .between_pieces import Gaps, leaf_of, nodes_between, summed
 
 __all__ = ["Passage"]
 
@@ -79,7 +79,7 @@ class _Turn:
             self.passage.came(self.tangents, known, self)
         else:
             self.gradients = self.passage.met(self.piece.gradients, gradients, self.piece)
-            self.passage.after = self.passage.alive()
+            self.passage.begin_gap()
 
     def needed(self) -> Iterator[int]:
         """What goes in or comes out and its backward reads: until then it holds that itself."""
@@ -124,6 +124,7 @@ class Passage:
         self.losses: dict[int, int] = {}
         self.sums: dict[Any, list[int]] = {}
         self.added: dict[Any, int] = {}
+        self.begun: set[int] = set()
         self.written: set[int] = set()
         self.outside = 0
         self.guesses = True
@@ -192,13 +193,18 @@ class Passage:
         self.turns.append(turn)
         with self.looking_away(), turn_under_way(turn):
             results = step(*args)
-        self.after = self.alive()
+        self.begin_gap()
         node = backward_node(results, args)
         if node is not None:
             self.waiting.add(turn.place)
             self.nodes.add(node)
             node.register_prehook(lambda *_: self.begin_backward(turn))
         return results
+
+    def begin_gap(self) -> None:
+        """A piece has run: what is not of a piece may run from here on."""
+        self.after = self.alive()
+        self.gaps.begin()
 
     def gap(self, where: str, needed: frozenset[int] = frozenset()) -> Between:
         """What ran since the last piece."""
@@ -262,9 +268,11 @@ class Passage:
         targets = {node: [leaf_of(following) for following, _ in node.next_functions] for node in nodes}
         parts = Counter(leaf for leaves in targets.values() for leaf in leaves if leaf is not None)
         self.sums = {leaf: [] for leaf, count in parts.items() if count > 1}
+        edges = summed([*nodes, *self.nodes])
         for node in nodes:
             node.register_prehook(self.enter)
-            node.register_hook(partial(self.leave, targets[node]))
+            to_sums = [edges.get(edge) for edge in node.next_functions]
+            node.register_hook(partial(self.leave, targets[node], to_sums))
         self.nodes.clear()  # they hold what was saved
 
     # The backward
@@ -277,10 +285,19 @@ class Passage:
         self.gaps.away = False
         self.gaps.mode.__enter__()
 
-    def leave(self, leaves: Sequence[Any], gradients: Sequence[Any], _: Any) -> None:
-        """The node has run; what it gave for parameters that others give gradients for is noted."""
+    def leave(
+        self, leaves: Sequence[Any], to_sums: Sequence[int | None], gradients: Sequence[Any], _: Any
+    ) -> None:
+        """The node has run; what it gave for parameters that others give gradients for is noted.
+
+        Where others gave gradients for the same result, autograd adds them now: the sum is beside its parts.
+        """
         self.gaps.mode.__exit__(None, None, None)
         self.gaps.away = True
+        for added, gradient in zip(to_sums, gradients, strict=False):
+            if added is not None and is_tensor(gradient):
+                self.gaps.note_peak(beside=self.gaps.size(gradient) if added in self.begun else 0)
+                self.begun.add(added)
         for leaf, gradient in zip(leaves, gradients, strict=False):
             if leaf in self.sums and is_tensor(gradient):
                 self.sums[leaf].append(self.number(gradient))
