@@ -307,6 +307,32 @@ def test_gradients_that_the_caller_makes_for_more_results_are_counted(x, share):
     assert peak <= plan.peak <= (plan.budget or plan.peak)
 
 
+class Inside(Broken):
+    def forward(self, x):
+        self.parts[0](x).pow(2).mean().backward()
+        return self.parts[1](x).pow(2).mean()
+
+
+def test_a_backward_inside_of_the_call_is_told(x, caplog_lowtide):
+    two_steps(Inside(nothing), "min", x)
+    assert sum("a backward of Inside runs inside of its call" in said for said in caplog_lowtide) == 1
+    assert not any("one budget over" in said for said in caplog_lowtide)
+
+
+class Tails(Broken):
+    """A break in a loop, whose layers torch does not capture by themselves."""
+
+    def forward(self, x):
+        for layer in self.parts[0].layers:
+            x = layer(x) if x.sum().item() < 1e30 else x
+        return x.pow(2).mean()
+
+
+def test_where_torch_captures_nothing_the_cause_is_told(x):
+    with pytest.raises(lowtide.NothingToTrain, match="in a loop"):
+        lowtide.verify(Tails(nothing), x, budget="min", **QUICKLY)
+
+
 def test_evaluation_between_steps_changes_nothing(x):
     model = Broken(nothing)
     two_steps(model, "75%", x)

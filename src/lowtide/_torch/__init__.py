@@ -44,7 +44,15 @@ from .sizes import (
 )
 from .tensors import holders, inner_tensors, is_made_of_others, is_view, storage_key
 from .trace_rules import rules_as_plain
-from .traces import met_in_capture, outside_dynamo, present_trace, traced_input, traced_value, writes_traced
+from .traces import (
+    met_in_capture,
+    outside_dynamo,
+    present_trace,
+    traced_input,
+    traced_value,
+    untraced,
+    writes_traced,
+)
 
 __all__ = [
     "ATTRIBUTES",
@@ -101,6 +109,7 @@ __all__ = [
     "traced_input",
     "traced_value",
     "unhooked",
+    "untraced",
     "usual_stance",
     "with_numbers",
     "without_graph_texts",

@@ -147,11 +147,9 @@ class Pieces:
             self.steps.use(call.done)
         passage = call.passage
         if not call.whole:
-            self.look = False
-            self.say(
-                "layers of a piece of this step may keep a sketch: its pieces are not planned together, and "
-                "the promise covers each of them by itself"
-            )
+            self.give_up("layers of a piece of this step may keep a sketch")
+        elif passage is not None and passage.nested:
+            self.give_up(f"a backward of {self.entry.caller.name} runs inside of its call")
         elif passage is not None and call.done:
             guesses = isinstance(self.options.outside, str)
             passage.end_forward(result, _outside(self.options, result), guesses=guesses)
@@ -167,6 +165,11 @@ class Pieces:
         if call.node is not None and plan is not None:
             entry = self.entry
             keep_account(call.node, Call(entry.caller, plan, entry.autocast, limit(self.options, plan)))
+
+    def give_up(self, why: str) -> None:
+        """Leave each piece to itself for good."""
+        self.look = False
+        self.say(f"{why}: its pieces are not planned together, and the promise covers each of them by itself")
 
     def run(self, part: RunnableStep, args: tuple[Any, ...]) -> tuple[RunnableStep, Any]:
         """One run of a piece, by its plan in the step that the call seems to be."""

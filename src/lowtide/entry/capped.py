@@ -58,7 +58,12 @@ from .whole_steps import (
     refuse_what_is_not_captured,
 )
 
-__all__ = ["Capped"]
+__all__ = ["IN_A_LOOP", "Capped"]
+
+IN_A_LOOP = (
+    ". Where a graph breaks in a loop, torch leaves the whole function to Python, and captures what that "
+    "calls: give what is in the loop a module or function of its own"
+)
 
 Answers = tuple[tuple[bool, ...], ...]
 """What a batch answers to the branches of steps that were captured before, one step after the other."""
@@ -181,7 +186,7 @@ class Capped:
         self.plan = entry.plan_with(uncounted) or self.plan
         self.granted = max(self.granted, (self.plan and self.plan.budget) or 0)
         if entry.plan is None:
-            self.say("torch captured nothing of this step to plan: it ran plainly, without a cap")
+            self.say(f"torch captured nothing of this step to plan: it ran plainly, without a cap{IN_A_LOOP}")
         if not before and entry.shared is not None:
             with self.lock:
                 self.entries.make_room(entry.key, more=0)

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .._torch import private, storage_key
+from .._torch import private, storage_key, untraced
 from ..pipeline.pieces import Piece, begin_backward, is_tensor, turn_under_way
 from ..pipeline.runnable_step import RunnableStep, backward_node
 from ..planner.joined_graph import Between, BrokenStep
@@ -128,7 +128,7 @@ class Passage:
         self.written: set[int] = set()
         self.outside = 0
         self.guesses = True
-        self.ended = False
+        self.ended = self.nested = False
 
     # Storages
 
@@ -198,7 +198,7 @@ class Passage:
         if node is not None:
             self.waiting.add(turn.place)
             self.nodes.add(node)
-            node.register_prehook(lambda *_: self.begin_backward(turn))
+            node.register_prehook(untraced(lambda *_: self.begin_backward(turn)))
         return results
 
     def begin_gap(self) -> None:
@@ -305,6 +305,7 @@ class Passage:
     def begin_backward(self, turn: _Turn) -> None:
         if turn.place not in self.waiting:
             return
+        self.nested |= not self.ended
         gap = self.gap("", self.still_needed())
         if not self.backward:  # `loss.backward()` holds the gradient of a loss that is of no piece
             gap = replace(gap, writes={**gap.writes, **self.losses})
