@@ -88,10 +88,19 @@ def by_columns(x: torch.Tensor) -> torch.Tensor:
 
 def _norms_columns(model: nn.Module) -> bool:
     """Whether a BatchNorm may get what lies by columns."""
-    leaves = [part for part in model.modules() if not list(part.children())]
+    leaves = list(_in_turn(model))
     turned = [getattr(leaf, "function", None) is by_columns for leaf in leaves]
     norms = [isinstance(leaf, nn.BatchNorm1d) for leaf in leaves]
     return any(norms[turned.index(True) :]) if any(turned) else False
+
+
+def _in_turn(model: nn.Module) -> Iterator[nn.Module]:
+    """The leaves in the order in which they run, those of a `Twice` two times."""
+    parts = list(model.children())
+    for part in parts * (2 if isinstance(model, Twice) else 1):
+        yield from _in_turn(part)
+    if not parts:
+        yield model
 
 
 class Residual(nn.Module):
