@@ -30,6 +30,7 @@ from .settings import (
     metrics_without_settings,
     module_of,
     settings_kept,
+    telling_of_a_capture,
     without_graph_texts,
 )
 from .sizes import (
@@ -106,6 +107,7 @@ __all__ = [
     "stance",
     "steps_as_its_class",
     "storage_key",
+    "telling_of_a_capture",
     "traced_input",
     "traced_value",
     "unhooked",
