@@ -400,6 +400,19 @@ def test_steps_beside_calls_in_flight_are_planned_together(x):
     assert plan.notes[0].startswith("one budget over 2 pieces")
 
 
+def test_a_second_call_holds_less_where_the_first_would_not_keep_its_budget_beside_it(x):
+    def both(model):
+        (model(x) + model(x)).backward()
+
+    model = lowtide.cap(Broken(nothing), "100%", **QUICKLY)
+    whole = step_of(model, x), step_of(model, x)
+    model = lowtide.cap(lowtide.uncap(model), whole[1] * 3 // 2, **QUICKLY)
+    *_, (peak, plan) = peaks_and_plans(model, both)
+    assert peak <= plan.budget
+    assert plan.graph.fixed["calls in flight"]
+    assert plan.notes[0].startswith("one budget over 2 pieces")
+
+
 def test_state_of_an_optimizer_is_counted(x):
     model = Broken(nothing)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -33,7 +33,7 @@ from ..devices.optimizers import state_bytes
 from ..errors import PlanMismatch
 from ..options import Options, limit
 from ..pipeline.eager_step import eager_runner
-from ..pipeline.in_flight import BAND, Call, keep_account, refuse_if_over
+from ..pipeline.in_flight import BAND, Call, fits_beside, keep_account, refuse_if_over
 from ..pipeline.optimizer_steps import seen, seen_for
 from ..pipeline.pieces import Piece, call_under_way, is_tensor, note_saved
 from ..pipeline.runnable_step import RunnableStep, backward_node
@@ -41,6 +41,7 @@ from ..planner.joined_budget import Chosen, Ladders, plan_together
 from ..planner.joined_graph import BrokenStep, join
 from ..plans.planned_step import Plan
 from ..process_wide import here
+from ..units import parse_budget
 from .kept_plans import KeptPlans
 from .passages import Passage
 from .piece_notes import notes_on_pieces, say_pieces
@@ -266,6 +267,9 @@ class Pieces:
             return notes_on_pieces(ladders.step, chosen.turns)
 
         before, self.chosen = self.chosen, plan_together(ladders, budget, device, notes)
+        if self.entry.beside and not all(map(self.fits, self.chosen.values())):
+            least = plan_together(ladders, parse_budget("min"), device, notes)
+            self.chosen = {key: _for_the_budget_of(self.chosen[key], least[key]) for key in least}
         self.turns = {
             key[: place + 1]: plan
             for key, chosen in self.chosen.items()
@@ -277,6 +281,10 @@ class Pieces:
                 say_pieces(chosen)
                 for note in chosen.plan.notes:
                     self.say(note, whatever_numbers=True)
+
+    def fits(self, chosen: Chosen) -> bool:
+        """Whether the calls in flight keep their budget beside one by that plan."""
+        return fits_beside(self.entry.caller, chosen.plan)
 
     def ladders(self, step: BrokenStep, pieces: tuple[Piece, ...]) -> Ladders:
         """The plans of each turn, and what is there beside the step."""
@@ -304,6 +312,13 @@ class Pieces:
         device = torch.device(plan.graph.device)
         found = seen_for(self.trained(), device)
         return sum(max(0, state_bytes(one, device) - self.counted.get(key, 0)) for key, one in found)
+
+
+def _for_the_budget_of(fastest: Chosen, least: Chosen) -> Chosen:
+    """The smallest plan, which holds less beside calls in flight, in the place of the fastest one."""
+    return replace(
+        least, plan=replace(least.plan, budget=fastest.plan.budget, smallest=fastest.plan.smallest)
+    )
 
 
 def _device(args: Any) -> torch.device:
