@@ -178,6 +178,18 @@ def hard_limit() -> str:
     return "\n".join(lines)
 
 
+def random_modules() -> str:
+    """What came of random modules at each budget: of each hundred the newest row."""
+    rows = list({(row["seed"], row["first"]): row for row in read("random_modules.jsonl")}.values())
+    names = ("equal", "rounded", "WRONG", "refused")
+    words = "same bits, predicted = measured", "to rounding, listed", "otherwise", "below the smallest peak"
+    lines = [f"| budget | modules | {' | '.join(words)} |", "|---|---:|---:|---:|---:|---:|"]
+    for budget in ("100%", "50%", "halfway", "min"):
+        counts = [sum(row[budget].get(name, 0) for row in rows) for name in names]
+        lines.append(f"| {budget} | {sum(counts)} | {' | '.join(map(str, counts))} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "call_checks": call_checks,
     "changing_shapes": changing_shapes,
@@ -197,6 +209,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "paper": paper,
     "plan_times": lambda: plan_times_table(read("plan_times.jsonl")),
     "plans": lambda: plan_tables(plan_results.read()),
+    "random_modules": random_modules,
     "sequences": lambda: sequences_results.table(sequences_rows()),
     "sketch_glue": lambda: sketch_glue_results.table(
         sketch_glue_results.read(sketch_glue_results.RESULTS / "sketch_glue-h200.jsonl")

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 import models
+import models_in_pieces
 import models_table
 
 
@@ -46,3 +47,20 @@ def test_what_is_not_as_foretold_shows():
         [named(row | {"cap_changed_nothing": False}, predicted=100, measured=100)], "timm"
     ).splitlines()[-1]
     assert line == "| small | yes | NO | yes | 1.0 |"
+
+
+def test_of_a_model_in_pieces_the_table_says_what_is_outside():
+    row = {"model": "small", "pieces": 3, "between": 10, "uncapped": 100, "predicted": 90, "measured": 90}
+    row |= {"cap_changed_nothing": True, "outside": ["modeling_small.py:12", "inspect.py:241"]}
+    line = models_table.in_pieces([row]).splitlines()[-1]
+    outside = "`modeling_small.py:12`, matching of boxes, by SciPy"
+    assert line == f"| small | 3 | {outside} | 10.0% of the uncapped peak | yes | yes |"
+
+
+def test_a_row_of_a_model_in_pieces():
+    x = torch.randn(3, 4)
+    made = models_in_pieces.row(lambda: (Small(), {"x": x}))
+    assert made["pieces"] == 2
+    assert made["outside"][0].startswith("test_models")
+    assert made["cap_changed_nothing"]
+    assert made["predicted"] == made["measured"]

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -165,6 +166,41 @@ def test_what_no_piece_reads_is_counted(share):
     assert peak == plan.peak
 
 
+class OfNumPy(torch.autograd.Function):
+    """An activation that torch sees neither made nor differentiated."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.from_numpy(np.tanh(x.detach().numpy()))
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (y,) = ctx.saved_tensors
+        return gradient * torch.from_numpy(1 - y.numpy() ** 2)
+
+
+@pytest.mark.parametrize("share", ["min", "75%", "100%"])
+def test_memory_of_numpy_is_counted(x, share):
+    of_numpy = torch._dynamo.disable(OfNumPy.apply)
+    _, peak = two_steps(model := Broken(of_numpy, of_numpy), share, x)
+    assert peak == lowtide.plan_of(model).peak
+
+
+@torch._dynamo.disable
+def summed(x):
+    wide = x.repeat(1, 8).tanh()
+    return torch.stack([wide[:, 32 * i : 32 * i + 32] for i in range(8)]).sum(0)
+
+
+@pytest.mark.parametrize("share", ["min", "100%"])
+def test_sums_of_gradients_between_pieces_are_counted(x, share):
+    """Autograd adds up what the slices give, as large as what they are slices of."""
+    _, peak = two_steps(model := Broken(summed), share, x)
+    assert peak <= lowtide.plan_of(model).peak
+
+
 class Peeks(nn.Module):
     """Python reads a number of the first piece, which is one of its results."""
 
@@ -243,6 +279,60 @@ def test_a_loss_outside_has_bytes_set_aside(x):
     assert peak <= plan.peak + target.nbytes  # which no call of the model reads
 
 
+class WithHidden(Broken):
+    """Returns a result of its first piece beside its loss."""
+
+    def forward(self, x):
+        hidden = self.parts[0](x)
+        return self.parts[1](nothing(hidden)).pow(2).mean(), hidden
+
+
+@pytest.mark.parametrize("share", ["min", "75%", "100%"])
+def test_gradients_that_the_caller_makes_for_more_results_are_counted(x, share):
+    model = WithHidden(nothing)
+
+    def step():
+        loss, hidden = model(x)
+        (loss + nn.functional.smooth_l1_loss(hidden, x)).backward()
+
+    step()
+    expected = gradients(model)
+    lowtide.cap(model, share, **QUICKLY)
+    for _ in range(3):
+        clear(model)
+        peak = lowtide.measure(step, device="cpu").peak
+        assert same(gradients(model), expected)
+    plan = lowtide.plan_of(model)
+    assert plan.notes[0].startswith("one budget over 2 pieces")
+    assert peak <= plan.peak <= (plan.budget or plan.peak)
+
+
+class Inside(Broken):
+    def forward(self, x):
+        self.parts[0](x).pow(2).mean().backward()
+        return self.parts[1](x).pow(2).mean()
+
+
+def test_a_backward_inside_of_the_call_is_told(x, caplog_lowtide):
+    two_steps(Inside(nothing), "min", x)
+    assert sum("a backward of Inside runs inside of its call" in said for said in caplog_lowtide) == 1
+    assert not any("one budget over" in said for said in caplog_lowtide)
+
+
+class Tails(Broken):
+    """A break in a loop, whose layers torch does not capture by themselves."""
+
+    def forward(self, x):
+        for layer in self.parts[0].layers:
+            x = layer(x) if x.sum().item() < 1e30 else x
+        return x.pow(2).mean()
+
+
+def test_where_torch_captures_nothing_the_cause_is_told(x):
+    with pytest.raises(lowtide.NothingToTrain, match="in a loop"):
+        lowtide.verify(Tails(nothing), x, budget="min", **QUICKLY)
+
+
 def test_evaluation_between_steps_changes_nothing(x):
     model = Broken(nothing)
     two_steps(model, "75%", x)
@@ -278,6 +368,49 @@ def test_gradients_of_a_micro_batch_before_are_counted(x):
             peak = lowtide.measure(lambda: model(batch).backward(), device="cpu").peak  # noqa: B023
             assert peak <= 320 * 1024
         assert same(gradients(model), gradients(plain))
+
+
+def peaks_and_plans(model, step, count=4):
+    found = []
+    for _ in range(count):
+        peak = lowtide.measure(lambda: step(model), device="cpu").peak
+        found.append((peak, lowtide.plan_of(model)))
+    return found
+
+
+def test_steps_beside_gradients_that_are_there_are_planned_together(x):
+    model = lowtide.cap(Broken(nothing), "75%", **QUICKLY)  # a share has no room for them
+    *_, (peak, plan) = peaks_and_plans(model, lambda model: model(x).backward())
+    assert peak == plan.peak <= plan.budget
+    assert plan.notes[0].startswith("one budget over 2 pieces")
+
+
+def test_steps_beside_calls_in_flight_are_planned_together(x):
+    model = lowtide.cap(Broken(nothing), "min", **QUICKLY)
+    step_of(model, x)
+    step_of(model, x)
+    budget = lowtide.plan_of(model).peak + x.nbytes  # less than what two calls hold by their fastest plans
+    model = lowtide.cap(lowtide.uncap(model), 2 * budget, **QUICKLY)
+
+    def both(model):
+        (model(x) + model(x)).backward()
+
+    *_, (peak, plan) = peaks_and_plans(model, both)
+    assert peak <= plan.peak <= plan.budget
+    assert plan.notes[0].startswith("one budget over 2 pieces")
+
+
+def test_a_second_call_holds_less_where_the_first_would_not_keep_its_budget_beside_it(x):
+    def both(model):
+        (model(x) + model(x)).backward()
+
+    model = lowtide.cap(Broken(nothing), "100%", **QUICKLY)
+    whole = step_of(model, x), step_of(model, x)
+    model = lowtide.cap(lowtide.uncap(model), whole[1] * 3 // 2, **QUICKLY)
+    *_, (peak, plan) = peaks_and_plans(model, both)
+    assert peak <= plan.budget
+    assert plan.graph.fixed["calls in flight"]
+    assert plan.notes[0].startswith("one budget over 2 pieces")
 
 
 def test_state_of_an_optimizer_is_counted(x):

@@ -58,6 +58,19 @@ def small(width=8):
     return nn.Sequential(nn.Linear(width, 2 * width), nn.Tanh(), nn.Linear(2 * width, width), nn.Tanh())
 
 
+class Broken(nn.Module):
+    """A step in pieces, which are traced once more when they are planned together."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.first, self.second = small(width), small(width)
+
+    def forward(self, x):
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x)
+
+
 class LooksAround(nn.Module):
     def __init__(self):
         super().__init__()
@@ -69,6 +82,44 @@ class LooksAround(nn.Module):
 
 def gradients(model):
     return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+class AsksTheTrace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = small(), small()
+
+    def forward(self, x):
+        x = asked_in_traces(self.first(x))
+        torch._dynamo.graph_break()
+        return self.second(x).square().mean()
+
+
+TRACED = []
+
+
+@torch.library.custom_op("lowtide_tests::asked_in_traces", mutates_args=())
+def asked_in_traces(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@asked_in_traces.register_fake
+def _(x):
+    TRACED.append(torch.fx._symbolic_trace.is_fx_symbolic_tracing())
+    return torch.empty_like(x)
+
+
+asked_in_traces.register_autograd(lambda ctx, gradient: gradient)
+
+
+def test_what_is_traced_at_later_calls_looks_like_a_capture_to_other_threads():
+    """Torch refuses compiled calls while somebody traces with FX, in any thread."""
+    model = lowtide.cap(AsksTheTrace(), "min", prices="roofline", allow_breaks=True)
+    for _ in range(2):
+        count = len(TRACED)
+        model(torch.ones(3, 8)).backward()
+        assert len(TRACED) > count
+    assert not any(TRACED)
 
 
 def test_planned_steps_write_no_settings():
@@ -107,16 +158,17 @@ def trained(model, data, before_each=lambda: None):
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def test_two_threads_train_as_one():
+@pytest.mark.parametrize("make", [small, Broken])
+def test_two_threads_train_as_one(make):
     """They meet before each step, so that first calls and later ones overlap as far as they can."""
     torch.manual_seed(0)
-    models = [small(8), small(12)]
+    models = [make(8), make(12)]
     data = [torch.randn(6, 8), torch.randn(5, 12)]
     start = [{name: value.clone() for name, value in model.state_dict().items()} for model in models]
     alone = [trained(model, each) for model, each in zip(models, data, strict=True)]
     for model, state in zip(models, start, strict=True):
         model.load_state_dict(state)
-        lowtide.cap(model, "100%", prices="roofline")
+        lowtide.cap(model, "100%", prices="roofline", allow_breaks=make is Broken)
     before, found, meeting = settings(), [None, None], threading.Barrier(2, timeout=300)
 
     def run(number):

@@ -174,3 +174,23 @@ def test_an_arranged_order_runs_everything_once_and_has_less_above_the_budget():
 def test_large_graphs_are_left_to_other_searches():
     assert AnyOrder.handles(Facts(chain(20)))
     assert not AnyOrder.handles(Facts(chain(MOST)))
+
+
+def test_the_ways_to_make_space_for_one_run_are_work_too():
+    """Of 22 equal values 9 have to go before one run: half a million ways, from a single state."""
+    kept = [f"v{i}" for i in range(22)]
+    ops = (
+        *(Op(f"make {name}", ("x",), (name,), 1.0) for name in kept),
+        Op("sum", tuple(kept), ("s",), 1.0),
+        Op("widen", ("s",), ("w",), 1.0),
+        Op("narrow", ("w",), ("z",), 1.0),
+        Op("join", (*kept, "z"), ("y",), 1.0),
+    )
+    sizes = {"x": 1, "s": 1, "w": 20, "z": 1, "y": 1}
+    kinds = {"x": "input", "y": "output"}
+    values = [Value(name, sizes.get(name, 1), kinds.get(name, "activation")) for name in (*sizes, *kept)]
+    graph = Graph(ops, tuple(values))
+    found = fastest(graph, 1 + 22 + 1 + 20 - 9, work=10_000)
+    assert found.work <= 10_000 + 65_536
+    assert not found.complete
+    assert found.seconds <= 9

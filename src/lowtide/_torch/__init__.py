@@ -30,6 +30,7 @@ from .settings import (
     metrics_without_settings,
     module_of,
     settings_kept,
+    telling_of_a_capture,
     without_graph_texts,
 )
 from .sizes import (
@@ -44,7 +45,15 @@ from .sizes import (
 )
 from .tensors import holders, inner_tensors, is_made_of_others, is_view, storage_key
 from .trace_rules import rules_as_plain
-from .traces import met_in_capture, outside_dynamo, present_trace, traced_input, traced_value, writes_traced
+from .traces import (
+    met_in_capture,
+    outside_dynamo,
+    present_trace,
+    traced_input,
+    traced_value,
+    untraced,
+    writes_traced,
+)
 
 __all__ = [
     "ATTRIBUTES",
@@ -98,9 +107,11 @@ __all__ = [
     "stance",
     "steps_as_its_class",
     "storage_key",
+    "telling_of_a_capture",
     "traced_input",
     "traced_value",
     "unhooked",
+    "untraced",
     "usual_stance",
     "with_numbers",
     "without_graph_texts",

@@ -22,6 +22,15 @@ def first_run_unwatched() -> AbstractContextManager[None]:
     return attributes(private("functorch_config"), check_custom_op_aliasing=False)
 
 
+def telling_of_a_capture() -> AbstractContextManager[None]:
+    """Say that something is compiled, as torch's front end does while it calls a backend.
+
+    A trace that is made at another time, for another plan, would else look like one of a user's to the calls
+    of other threads: torch refuses these then (`_is_compiling_flag`, seen in 2.11-2.13).
+    """
+    return attributes(torch.compiler, _is_compiling_flag=True)
+
+
 RECAPTURES = 64
 """How often a step may be captured for the same shapes, where it reads Python values that change; chosen."""
 

@@ -11,7 +11,14 @@ from typing import Any, Protocol
 
 from torch import fx
 
-from .._torch import code_on_demand, eager_kernels, keeping_draws, private, without_graph_texts
+from .._torch import (
+    code_on_demand,
+    eager_kernels,
+    keeping_draws,
+    private,
+    telling_of_a_capture,
+    without_graph_texts,
+)
 from ..process_wide import attributes, lock_of_torch
 from ..torch_state.autocast_state import State, as_torch_reads_it
 
@@ -51,7 +58,15 @@ def through_aot(
     """The function of a step, as AOTAutograd puts it together from its halves."""
     settings = {"donated_buffer": False, **aot_settings(autocast)}
     patched = attributes(private("functorch_config"), **settings)
-    with capturing, patched, eager_kernels(), keeping_draws(), without_graph_texts(), code_on_demand():
+    with (
+        capturing,
+        telling_of_a_capture(),
+        patched,
+        eager_kernels(),
+        keeping_draws(),
+        without_graph_texts(),
+        code_on_demand(),
+    ):
         return private("aot_module_simplified")(  # type: ignore[no-any-return]
             module,
             list(inputs),

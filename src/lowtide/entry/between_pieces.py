@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from .._torch import storage_key
 from ..measuring.tracker import live_storages
 
-__all__ = ["Gaps", "leaf_of", "nodes_between"]
+__all__ = ["Gaps", "leaf_of", "nodes_between", "summed"]
 
 
 class Gaps(live_storages):
@@ -43,19 +44,30 @@ class Gaps(live_storages):
         if new:
             self.found(tensor)
 
-    def note_peak(self) -> None:
-        self.most = max(self.most, self.made)
+    def note_peak(self, beside: int = 0) -> None:
+        self.most = max(self.most, self.made + beside)
+
+    def begin(self) -> None:
+        """What is there now was there before: a piece has run, and may have let go of something."""
+        self.most = self.start = self.made
 
     def taken(self) -> int:
-        """The most that was there at once since this was asked before, above what was there then."""
+        """The most that was there at once since this was asked before, or a piece has run, above that."""
         taken = self.most - self.start
-        self.most = self.start = self.made
+        self.begin()
         return max(taken, 0)
 
 
 def leaf_of(node: Any) -> Any:
     """The node that adds up the gradients of a leaf; None for all others, which hold what was saved."""
     return node if hasattr(node, "variable") else None
+
+
+def summed(nodes: Sequence[Any]) -> dict[Any, int]:
+    """The results of nodes, not leaves, that several of these nodes give gradients for; each has a number."""
+    edges = Counter(edge for node in nodes for edge in node.next_functions)
+    several = (edge for edge, count in edges.items() if count > 1 and leaf_of(edge[0]) is None)
+    return {edge: number for number, edge in enumerate(several)}
 
 
 def nodes_between(tensors: Iterable[torch.Tensor], pieces: set[Any]) -> Iterator[Any]:

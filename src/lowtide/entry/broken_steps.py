@@ -33,7 +33,7 @@ from ..devices.optimizers import state_bytes
 from ..errors import PlanMismatch
 from ..options import Options, limit
 from ..pipeline.eager_step import eager_runner
-from ..pipeline.in_flight import BAND, Call, keep_account, refuse_if_over
+from ..pipeline.in_flight import BAND, Call, fits_beside, keep_account, refuse_if_over
 from ..pipeline.optimizer_steps import seen, seen_for
 from ..pipeline.pieces import Piece, call_under_way, is_tensor, note_saved
 from ..pipeline.runnable_step import RunnableStep, backward_node
@@ -42,6 +42,7 @@ from ..planner.joined_budget import Chosen, Ladders, plan_together
 from ..planner.joined_graph import BrokenStep, join
 from ..plans.planned_step import Plan
 from ..process_wide import here
+from ..units import parse_budget
 from .kept_plans import KeptPlans
 from .passages import Passage
 from .piece_notes import notes_on_pieces, say_pieces
@@ -148,13 +149,12 @@ class Pieces:
             self.steps.use(call.done)
         passage = call.passage
         if not call.whole:
-            self.look = False
-            self.say(
-                "layers of a piece of this step may keep a sketch: its pieces are not planned together, and "
-                "the promise covers each of them by itself"
-            )
+            self.give_up("layers of a piece of this step may keep a sketch")
+        elif passage is not None and passage.nested:
+            self.give_up(f"a backward of {self.entry.caller.name} runs inside of its call")
         elif passage is not None and call.done:
-            passage.end_forward(result, _outside(self.options, result))
+            guesses = isinstance(self.options.outside, str)
+            passage.end_forward(result, _outside(self.options, result), guesses=guesses)
             self.looked_at = [passage]
         if call.strayed:
             self.look, self.looks = True, _LOOKS
@@ -167,6 +167,11 @@ class Pieces:
         if call.node is not None and plan is not None:
             entry = self.entry
             keep_account(call.node, Call(entry.caller, plan, entry.autocast, limit(self.options, plan)))
+
+    def give_up(self, why: str) -> None:
+        """Leave each piece to itself for good."""
+        self.look = False
+        self.say(f"{why}: its pieces are not planned together, and the promise covers each of them by itself")
 
     def run(self, part: RunnableStep, args: tuple[Any, ...]) -> tuple[RunnableStep, Any]:
         """One run of a piece, by its plan in the step that the call seems to be."""
@@ -264,6 +269,9 @@ class Pieces:
             yield from allocated_alone(device, "steps in pieces are not replayed")
 
         before, self.chosen = self.chosen, plan_together(ladders, budget, device, notes)
+        if self.entry.beside and not all(map(self.fits, self.chosen.values())):
+            least = plan_together(ladders, parse_budget("min"), device, notes)
+            self.chosen = {key: _for_the_budget_of(self.chosen[key], least[key]) for key in least}
         self.turns = {
             key[: place + 1]: plan
             for key, chosen in self.chosen.items()
@@ -275,6 +283,10 @@ class Pieces:
                 say_pieces(chosen)
                 for note in chosen.plan.notes:
                     self.say(note, whatever_numbers=True)
+
+    def fits(self, chosen: Chosen) -> bool:
+        """Whether the calls in flight keep their budget beside one by that plan."""
+        return fits_beside(self.entry.caller, chosen.plan)
 
     def ladders(self, step: BrokenStep, pieces: tuple[Piece, ...]) -> Ladders:
         """The plans of each turn, and what is there beside the step."""
@@ -302,6 +314,13 @@ class Pieces:
         device = torch.device(plan.graph.device)
         found = seen_for(self.trained(), device)
         return sum(max(0, state_bytes(one, device) - self.counted.get(key, 0)) for key, one in found)
+
+
+def _for_the_budget_of(fastest: Chosen, least: Chosen) -> Chosen:
+    """The smallest plan, which holds less beside calls in flight, in the place of the fastest one."""
+    return replace(
+        least, plan=replace(least.plan, budget=fastest.plan.budget, smallest=fastest.plan.smallest)
+    )
 
 
 def _device(args: Any) -> torch.device:

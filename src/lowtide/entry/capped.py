@@ -58,7 +58,12 @@ from .whole_steps import (
     refuse_what_is_not_captured,
 )
 
-__all__ = ["Capped"]
+__all__ = ["IN_A_LOOP", "Capped"]
+
+IN_A_LOOP = (
+    ". Where a graph breaks in a loop, torch leaves the whole function to Python, and captures what that "
+    "calls: give what is in the loop a module or function of its own"
+)
 
 Answers = tuple[tuple[bool, ...], ...]
 """What a batch answers to the branches of steps that were captured before, one step after the other."""
@@ -181,7 +186,7 @@ class Capped:
         self.plan = entry.plan_with(uncounted) or self.plan
         self.granted = max(self.granted, (self.plan and self.plan.budget) or 0)
         if entry.plan is None:
-            self.say("torch captured nothing of this step to plan: it ran plainly, without a cap")
+            self.say(f"torch captured nothing of this step to plan: it ran plainly, without a cap{IN_A_LOOP}")
         if not before and entry.shared is not None:
             with self.lock:
                 self.entries.make_room(entry.key, more=0)
@@ -286,8 +291,6 @@ class Capped:
         new = partial(self.new_entry, args, kwargs, answers)
         with self.lock:
             entry = self.find(key, new, options=options)
-            if entry.pieces is not None:
-                entry.pieces.settle()
             if beside := self.must_leave_room(entry):
                 key = (*key, beside)
                 entry = self.find(key, new, beside=beside, options=options)
@@ -323,7 +326,10 @@ class Capped:
             self.entries[key] = entry
         elif self.must_count_state(self.entries[key]):
             self.entries[key] = new(key, beside, self.entries[key].options)
-        return self.entries.use(key)
+        entry = self.entries.use(key)
+        if entry.pieces is not None:
+            entry.pieces.settle()
+        return entry
 
     def must_leave_room(self, entry: Entry) -> int:
         """The bytes of calls in flight, where they do not fit beside the plan."""

@@ -16,7 +16,7 @@ past torch's operators. A loss outside of the call is not looked at; bytes are s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -26,13 +26,13 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .._torch import private, storage_key
+from .._torch import private, storage_key, untraced
 from ..pipeline.pieces import Piece, begin_backward, is_tensor, turn_under_way
 from ..pipeline.runnable_step import RunnableStep, backward_node
 from ..planner.joined_graph import Between, BrokenStep
 from ..planner.joined_graph import Turn as SeenTurn
 from ..plans.schedule import Run
-from .between_pieces import Gaps, leaf_of, nodes_between
+from .between_pieces import Gaps, leaf_of, nodes_between, summed
 
 __all__ = ["Passage"]
 
@@ -76,10 +76,10 @@ class _Turn:
             self.absent = frozenset(place for place, one in enumerate(tangents) if one is None)
             known = {store.number for store in self.passage.stores.values()}
             self.tangents = self.passage.met(self.piece.tangents, tangents, self.piece)
-            self.passage.came(self.tangents, known, self.piece)
+            self.passage.came(self.tangents, known, self)
         else:
             self.gradients = self.passage.met(self.piece.gradients, gradients, self.piece)
-            self.passage.after = self.passage.alive()
+            self.passage.begin_gap()
 
     def needed(self) -> Iterator[int]:
         """What goes in or comes out and its backward reads: until then it holds that itself."""
@@ -124,9 +124,11 @@ class Passage:
         self.losses: dict[int, int] = {}
         self.sums: dict[Any, list[int]] = {}
         self.added: dict[Any, int] = {}
+        self.begun: set[int] = set()
         self.written: set[int] = set()
         self.outside = 0
-        self.ended = False
+        self.guesses = True
+        self.ended = self.nested = False
 
     # Storages
 
@@ -152,22 +154,31 @@ class Passage:
         self.new[number] = self.gaps.size(tensor)
 
     def read(self, tensor: torch.Tensor) -> None:
-        """Called with what is read between pieces and was not made there."""
-        if not self.ended:
+        """Called with what is read between pieces and was not made there: nobody saw it made.
+
+        In the backward, too, that may be memory of NumPy's. The gradient of a loss is counted as `losses`.
+        """
+        if not self.ended or (tensor.numel() > 1 and storage_key(tensor) not in self.stores):
             self.given[self.number(tensor)] = self.gaps.size(tensor)
 
-    def came(self, tangents: dict[str, int], known: set[int], piece: Piece) -> None:
+    def came(self, tangents: dict[str, int], known: set[int], turn: _Turn) -> None:
         """The gradients that a backward was given: it holds them, and nobody else as far as is known.
 
-        Where nothing was seen to make one, autograd has: it added some up, or copied one.
+        Where nothing was seen to make one, autograd has: it added some up, or copied one. The caller may have
+        made a part of it, who was given that result: then it is there from the beginning of the backward on.
         """
-        assert piece.graph is not None
-        last, value = self.before_backward[-1], piece.graph.value
+        assert turn.piece.graph is not None
+        value = turn.piece.graph.value
         sizes = {number: value[name].bytes for name, number in tangents.items() if number not in known}
         made = sizes if len(self.backward) > 1 else {}  # those of the first come from the caller
-        self.before_backward[-1] = replace(
-            last, reads=last.reads - set(tangents.values()), writes={**last.writes, **made}
+        results = Counter(
+            value[name].bytes for name, number in turn.outputs.items() if number in self.returned
         )
+        callers = {number: size for number, size in made.items() if results[size]}
+        self.outside += 2 * sum(callers.values()) if self.guesses else 0
+        self.before_backward[0] = _with(self.before_backward[0], callers)
+        last = _with(self.before_backward[-1], {n: size for n, size in made.items() if n not in callers})
+        self.before_backward[-1] = replace(last, reads=last.reads - set(tangents.values()))
 
     def alive(self) -> set[int]:
         return {store.number for store in self.stores.values() if not store.ref.expired()}
@@ -182,13 +193,18 @@ class Passage:
         self.turns.append(turn)
         with self.looking_away(), turn_under_way(turn):
             results = step(*args)
-        self.after = self.alive()
+        self.begin_gap()
         node = backward_node(results, args)
         if node is not None:
             self.waiting.add(turn.place)
             self.nodes.add(node)
-            node.register_prehook(lambda *_: self.begin_backward(turn))
+            node.register_prehook(untraced(lambda *_: self.begin_backward(turn)))
         return results
+
+    def begin_gap(self) -> None:
+        """A piece has run: what is not of a piece may run from here on."""
+        self.after = self.alive()
+        self.gaps.begin()
 
     def gap(self, where: str, needed: frozenset[int] = frozenset()) -> Between:
         """What ran since the last piece."""
@@ -234,24 +250,29 @@ class Passage:
         finally:
             self.gaps.away = True
 
-    def end_forward(self, result: Any, outside: int) -> None:
-        """The call returns; from here on the caller's own code runs."""
+    def end_forward(self, result: Any, outside: int, *, guesses: bool) -> None:
+        """The call returns; from here on the caller's own code runs, for which bytes are set aside.
+
+        `guesses` says whether that is a guess, to be made again where gradients of more results come.
+        """
         tensors = [leaf for leaf in _leaves(result) if is_tensor(leaf)]
         self.returned = frozenset(self.number(leaf) for leaf in tensors)
         scalars = [leaf for leaf in tensors if leaf.numel() == 1 and leaf.grad_fn is not None]
         self.losses = {
             next(_numbers): self.gaps.size(leaf) for leaf in scalars if leaf.grad_fn not in self.nodes
         }
-        self.outside = outside
+        self.outside, self.guesses = outside, guesses
         self.before.append(self.gap(""))
         self.after, self.ended = self.alive(), True
         nodes = list(nodes_between(tensors, self.nodes))
         targets = {node: [leaf_of(following) for following, _ in node.next_functions] for node in nodes}
         parts = Counter(leaf for leaves in targets.values() for leaf in leaves if leaf is not None)
         self.sums = {leaf: [] for leaf, count in parts.items() if count > 1}
+        edges = summed([*nodes, *self.nodes])
         for node in nodes:
             node.register_prehook(self.enter)
-            node.register_hook(partial(self.leave, targets[node]))
+            to_sums = [edges.get(edge) for edge in node.next_functions]
+            node.register_hook(partial(self.leave, targets[node], to_sums))
         self.nodes.clear()  # they hold what was saved
 
     # The backward
@@ -264,10 +285,19 @@ class Passage:
         self.gaps.away = False
         self.gaps.mode.__enter__()
 
-    def leave(self, leaves: Sequence[Any], gradients: Sequence[Any], _: Any) -> None:
-        """The node has run; what it gave for parameters that others give gradients for is noted."""
+    def leave(
+        self, leaves: Sequence[Any], to_sums: Sequence[int | None], gradients: Sequence[Any], _: Any
+    ) -> None:
+        """The node has run; what it gave for parameters that others give gradients for is noted.
+
+        Where others gave gradients for the same result, autograd adds them now: the sum is beside its parts.
+        """
         self.gaps.mode.__exit__(None, None, None)
         self.gaps.away = True
+        for added, gradient in zip(to_sums, gradients, strict=False):
+            if added is not None and is_tensor(gradient):
+                self.gaps.note_peak(beside=self.gaps.size(gradient) if added in self.begun else 0)
+                self.begun.add(added)
         for leaf, gradient in zip(leaves, gradients, strict=False):
             if leaf in self.sums and is_tensor(gradient):
                 self.sums[leaf].append(self.number(gradient))
@@ -275,6 +305,7 @@ class Passage:
     def begin_backward(self, turn: _Turn) -> None:
         if turn.place not in self.waiting:
             return
+        self.nested |= not self.ended
         gap = self.gap("", self.still_needed())
         if not self.backward:  # `loss.backward()` holds the gradient of a loss that is of no piece
             gap = replace(gap, writes={**gap.writes, **self.losses})
@@ -315,3 +346,8 @@ class Passage:
             self.outside,
             sum(size for number, size in self.given.items() if number not in of_pieces),
         )
+
+
+def _with(between: Between, made: Mapping[int, int]) -> Between:
+    """What runs there, and makes some more."""
+    return replace(between, writes={**between.writes, **made})

@@ -28,6 +28,7 @@ from ..arguments import function, mapping
 from ..arguments import step as check_step
 from ..console.log import silence
 from ..entry.api import cap, plan_of, uncap
+from ..entry.capped import IN_A_LOOP
 from ..entry.in_place import capped_of
 from ..entry.whole_steps import refuse_lazy
 from ..errors import LowtideError, NothingToTrain
@@ -296,7 +297,8 @@ def _run_capped(
         uncap(capped)
     if plan is None:
         raise NothingToTrain(
-            "the step was never planned: is the model in eval mode? Call model.train() first."
+            "the step was never planned, and ran plainly. Is the model in eval mode? Call model.train() "
+            f"first. Or torch captured nothing of it{IN_A_LOOP}."
         )
     return steps, taken, plan
 

@@ -29,6 +29,7 @@ __all__ = [
     "BAND",
     "Call",
     "Caller",
+    "fits_beside",
     "held_beside",
     "keep_account",
     "refuse_if_over",
@@ -146,14 +147,14 @@ def some_plan() -> Plan | None:
 
 def refuse_if_over(caller: Caller, plan: Plan | None) -> None:
     """Raise before a call runs beside which an earlier one would not keep its budget."""
-    if plan is None or _fits(caller, plan):
+    if plan is None or fits_beside(caller, plan):
         return
     gc.collect()  # a call that only a cycle of objects holds may be gone
-    if not _fits(caller, plan):
+    if not fits_beside(caller, plan):
         raise too_many(caller, plan.budget)
 
 
-def _fits(caller: Caller, plan: Plan) -> bool:
+def fits_beside(caller: Caller, plan: Plan) -> bool:
     """Whether each call in flight of this caller keeps its budget beside the others and one by this plan."""
     calls = list(_pending)
     total = sum(call.held for call in calls) + held(plan)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from .._torch import boxed
+from .._torch import boxed, untraced
 from ..devices.memory import DeviceMemory
 from ..options import Options
 from ..planner.budgets import resolve
@@ -165,7 +165,7 @@ class Piece:
             turn.backward((), results)
             return results
 
-        return boxed(call)
+        return boxed(untraced(call))  # a backward may run inside of the call that torch captures
 
 
 def is_tensor(item: Any) -> bool:

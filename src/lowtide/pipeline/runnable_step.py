@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch import first_run_unwatched
+from .._torch import first_run_unwatched, untraced
 from ..capture.conditions import Conditions, cut_conditions
 from ..capture.rewrites.autocast import mark_regions
 from ..capture.rewrites.random_draws import lay_out_calls
@@ -151,10 +151,11 @@ class RunnableStep:
 
     def follow_up(self, node: Any, args: Sequence[Any]) -> None:
         """What is looked at when autograd calls the backward of one call."""
-        node.register_prehook(only_once(self.caller.name))
-        check = self.runner.watch.after_forward(args)
+        broken = self.asked.options.allow_breaks  # then a backward may run where torch captures what runs
+        once, check = only_once(self.caller.name), self.runner.watch.after_forward(args)
+        node.register_prehook(untraced(once) if broken else once)
         if check is not None:
-            node.register_prehook(check)
+            node.register_prehook(untraced(check) if broken else check)
         if self.runner.returned is not None:
             self.runner.returned.look(node, self.caller.holds, self.caller.name)
         options, plan = self.asked.options, self.plan

@@ -33,7 +33,7 @@ typedef struct {
 typedef struct {
     const Facts *facts;
     i32 ops, values;
-    i64 budget, work, size[MOST_BITS], own[MOST_BITS]; /* `own` is without what an op reads */
+    i64 budget, work, most, size[MOST_BITS], own[MOST_BITS]; /* `own` is without what an op reads */
     double limit, seconds[MOST_BITS];
     Bits reads[MOST_BITS], writes[MOST_BITS], takes[MOST_BITS], before[MOST_BITS], until[MOST_BITS], state[MOST_BITS];
     i32 writer[MOST_BITS]; /* -1 for a saved random state: nothing makes it again */
@@ -42,6 +42,7 @@ typedef struct {
     Candidate *heap;
     i32 *table; /* open addressing; a state's number plus one, or 0 */
     i32 count, capacity, entries, heaped, slots;
+    int cut; /* not all ways to make space for a run were looked at */
     Pool pool; /* of states, heap and table */
 } Orders;
 
@@ -175,6 +176,8 @@ typedef struct { /* a run about to be made from a state, and what it writes and 
 /* Make a run after every smallest set of values was dropped that leaves enough space for it. `least` is the
  * smallest of those that are dropped: without it there is too little. */
 static void orders_drop(Orders *o, const Run *run, Bits may, i64 lack, i64 least, Bits dropped) {
+    if (o->work >= o->most) o->cut = 1;
+    if (o->cut) return;
     o->work++;
     if (lack <= 0) {
         if (dropped && lack + least <= 0) return;
@@ -256,11 +259,19 @@ static i32 orders_search(Orders *o, i64 most, i32 *order, i32 longest, double *o
         if (o->work >= most) return -1;
         *owed = o->limit;
         orders_expand(o, best.state);
+        if (o->cut) {
+            *owed = best.owed;
+            return -1;
+        }
     }
     return 0;
 }
 
 #define NO_MEMORY_FOR_ORDERS (-2)
+
+/* The ways to make space that one state may take above the work that was asked for: of many equal values there are
+ * as many as subsets, in time and in memory. Chosen: few states have a hundredth of them. */
+#define WAYS 65536
 
 /* Look for an order that runs less than `limit` seconds again; see above. `work` is how many drops and runs there
  * were. With `free_of_charge`, seconds are not counted: any order under the budget will do. */
@@ -269,7 +280,7 @@ i32 lowtide_any_order(
     i32 *order, i32 longest, double *owed, i64 *work) {
     Orders *o = LOWTIDE_ALLOCATE(sizeof(Orders));
     if (!o) return NO_MEMORY_FOR_ORDERS;
-    *o = (Orders){.budget = budget, .limit = limit};
+    *o = (Orders){.budget = budget, .limit = limit, .most = most + WAYS};
     pool_open(&o->pool);
     orders_prepare(o, f, must);
     if (free_of_charge) memset(o->seconds, 0, sizeof(o->seconds));
