@@ -135,6 +135,40 @@ def test_what_earlier_steps_left_in_an_arena_is_told_where_it_is_in_the_way():
     assert "what earlier steps have left on the device is in the way" in plan.notes[-1]
 
 
+@settings(max_examples=6)
+@given(st.integers(0, 10_000), st.floats(0.4, 0.9), st.integers(2, 9))
+def test_beside_what_earlier_steps_left_a_budget_is_kept_or_told_or_refused(seed, share, apart):
+    graph = large(seed, 10)
+    whole = plan_graph(graph, None, device=CUDA)
+    taken = tuple((2 * MIB, place % apart == 0) for place in range(whole.allocated // (4 * MIB)))
+    device = replace(CUDA, segments=(Segment(0, taken),), has_run=True)
+    budget = int(whole.allocated * share)
+    try:
+        plan = plan_graph(graph, budget, device=device)
+    except lowtide.BudgetTooSmall as error:
+        assert error.smallest > budget
+        return
+    told = any("in the way" in note for note in plan.notes)
+    assert told == (plan.reserved is None)
+    assert plan.allocated <= budget
+    assert told or plan.peak <= budget
+
+
+def test_what_one_method_found_is_not_given_to_those_who_ask_another():
+    graph = chain(12, size=5 * MIB)
+    with pytest.raises(lowtide.BudgetTooSmall):
+        plan_graph(graph, MIB, device=CUDA)
+    with pytest.raises(lowtide.BudgetTooSmall) as segments:
+        plan_graph(graph, MIB, method="sqrt_segments", device=CUDA)
+    with pytest.raises(lowtide.BudgetTooSmall) as auto:
+        plan_graph(graph, MIB, device=CUDA)
+    assert auto.value.smallest <= segments.value.smallest
+    assert (
+        plan_graph(graph, segments.value.smallest, method="sqrt_segments", device=CUDA).method
+        == "sqrt_segments"
+    )
+
+
 def test_an_arena_is_written_and_read_with_its_plan():
     plan = plan_graph(large(3, 12), "min", device=CUDA)
     with_arena = replace(plan, arena=6 * MIB)

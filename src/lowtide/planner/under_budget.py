@@ -42,8 +42,6 @@ __all__ = [
 _FEW = 600
 """Ops up to which each plan that is tried for a caching allocator is searched for: a tenth of a second each
 (benchmarks/fragmentation.py). Above it, after the first one, they are what the search has found so far."""
-
-
 _SLACK = 7
 """A plan leaves a 128th of its budget free where one does: on an H200 steps asked for up to 1.2 % more than
 was replayed, and ran out of memory in a process limited to their budget (benchmarks/hard_limit.py)."""
@@ -112,16 +110,25 @@ def _under_budget(
     vanilla = within(vanilla, device, limit)
     if vanilla.peak <= limit:
         return replace(vanilla, budget=size, notes=notes)
-    found = search.below(limit - (limit >> _SLACK if device.says_reserved else 0))
-    if found.peak > limit and device.says_reserved:
-        found = _smallest_known(search.below(limit), graph, device)
-    if found.peak > limit and device.has_run:
-        tight = search.least(most=limit)
-        if tight.allocated <= limit:
-            return _in_holes(tight, size)
+    found = _fastest(search, graph, limit)
+    if limit < found.peak and device.has_run and found.allocated <= limit:
+        return _in_holes(found, size)
     if found.peak > limit:
         raise too_small(found, asked, size)
     return _with_cliff(replace(found, budget=size), graph, vanilla)
+
+
+def _fastest(search: Fitting, graph: Graph, limit: int) -> Plan:
+    """The fastest plan found within a limit, a little below it where one is, else one with a small peak."""
+    device = search.device
+    if not device.says_reserved:
+        return search.below(limit)
+    found = search.below(limit - (limit >> _SLACK))
+    if found.peak > limit:
+        found = _smallest_known(search.below(limit), graph, device)
+    if found.peak > limit and device.has_run:
+        found = min(found, search.least(most=limit), key=lambda plan: (plan.allocated > limit, plan.peak))
+    return found
 
 
 def _smallest_known(plan: Plan, graph: Graph, device: DeviceMemory) -> Plan:
@@ -129,7 +136,7 @@ def _smallest_known(plan: Plan, graph: Graph, device: DeviceMemory) -> Plan:
 
     Which holes a plan leaves is luck: another search may miss what the error of an earlier one has named.
     """
-    key = graph, device.segments, device.settings
+    key = graph, plan.method, device.segments, device.settings
     best = min(plan, _smallest.pop(key, plan), key=lambda each: each.peak)
     _smallest[key] = best
     while len(_smallest) > _MOST_KNOWN:
