@@ -102,7 +102,7 @@ def test_in_a_child_what_other_threads_have_changed_is_put_back_and_their_locks_
     with attributes(owner, mine="other"):
         child = os.fork()
         if child == 0:
-            signal.alarm(30)
+            signal.alarm(600)
             as_it_was = owner.name == "own" and owner.mine == "other" and gc.isenabled()
             os._exit(0 if held.acquire() and as_it_was else 1)
     may_go.set()
