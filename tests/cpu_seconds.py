@@ -1,8 +1,8 @@
 """`pytest --cpu`: the files and tests that take the most CPU time, with the processes that they start.
 
 On a busy machine the seconds of the clock (`--durations`) say more of its load than of the tests. What a
-module's fixture does counts for the first test that asks for it. Each report carries its seconds, so that
-they come from workers (`-n 2`) and into `--junit-xml` files, too.
+module's fixture does counts for the first test that asks for it. The report of a test's end has its seconds, so
+that they come from workers (`-n 2`) and into `--junit-xml` files, too.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ def spent():
 
 
 class CpuSeconds:
-    """Notes what each phase of a test has spent, and lists the tests that spent the most."""
+    """Notes what each test has spent, and lists the tests that spent the most."""
 
     def __init__(self):
         self.last = spent()
@@ -31,10 +31,10 @@ class CpuSeconds:
         self.last = spent()
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self):
+    def pytest_runtest_makereport(self, call):
         report = yield
-        before, self.last = self.last, spent()
-        report.user_properties.append((FIELD, round(self.last - before, 3)))
+        if call.when == "teardown":  # the one report whose properties come into files
+            report.user_properties.append((FIELD, round(spent() - self.last, 3)))
         return report
 
     def pytest_runtest_logreport(self, report):
