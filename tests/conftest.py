@@ -38,7 +38,7 @@ settings.load_profile("lowtide")
 FOLLOW_PLANS = {
     *("batch_size", "capture", "cli", "console", "distributed", "docs", "entry", "evidence", "fusion"),
     *("integrations", "lowering", "measuring", "pipeline", "planner", "run", "sequences", "sketching"),
-    "torch_state",
+    *("torch_state", "devices", "splitting", "report", "prices", "plans", "layer_chain"),
 }
 """Rooms whose tests run plans and do not judge them: they have the search of `short_search.py`."""
 
