@@ -35,7 +35,7 @@ def replayed(plan, **more):
     return Loop(plan.graph, events(plan.graph, plan.schedule), **more).peaks(arena=plan.arena).reserved
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.integers(0, 10_000), st.integers(4, 14), st.floats(0.3, 1.2))
 def test_a_budget_bounds_what_is_reserved_or_is_refused_with_one_that_does(seed, n, share):
     graph = large(seed, n)
@@ -48,7 +48,7 @@ def test_a_budget_bounds_what_is_reserved_or_is_refused_with_one_that_does(seed,
     assert plan.allocated <= replayed(plan) <= plan.peak <= budget
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.integers(0, 10_000), st.integers(4, 14))
 def test_the_smallest_peak_reserves_no_more_than_the_same_plan_without_an_arena(seed, n):
     graph = large(seed, n)
