@@ -7,7 +7,15 @@ Imports: nothing but `process_wide`.
 
 from __future__ import annotations
 
-from .autograd import autocast_knows, boxed, count_global_hooks, frees_tangents, in_backward, place_of
+from .autograd import (
+    autocast_knows,
+    boxed,
+    count_global_hooks,
+    frees_tangents,
+    in_backward,
+    place_of,
+    when_backward_ends,
+)
 from .compiling import compiled, stance, usual_stance
 from .drafts import Strides, drafted, report_strides
 from .front_end import branches_answered, calls_looked_at
@@ -113,6 +121,7 @@ __all__ = [
     "unhooked",
     "untraced",
     "usual_stance",
+    "when_backward_ends",
     "with_numbers",
     "without_graph_texts",
     "without_optimizer_hooks",
