@@ -30,6 +30,7 @@ from .optimizers import (
     without_optimizer_hooks,
 )
 from .settings import (
+    RECAPTURES,
     capture_settings,
     code_on_demand,
     first_run_unwatched,
@@ -66,6 +67,7 @@ from .traces import (
 __all__ = [
     "ATTRIBUTES",
     "NAMES",
+    "RECAPTURES",
     "SYMBOLIC",
     "Strides",
     "autocast_knows",

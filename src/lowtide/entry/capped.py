@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .._torch import (
+    RECAPTURES,
     in_process_group,
     is_made_of_others,
     outside_dynamo,
@@ -64,6 +65,9 @@ IN_A_LOOP = (
     ". Where a graph breaks in a loop, torch leaves the whole function to Python, and captures what that "
     "calls: give what is in the loop a module or function of its own"
 )
+
+MANY_CAPTURES = 8
+"""How often a step is captured for the same shapes before that is said; chosen."""
 
 Answers = tuple[tuple[bool, ...], ...]
 """What a batch answers to the branches of steps that were captured before, one step after the other."""
@@ -192,7 +196,19 @@ class Capped:
                 self.entries.make_room(entry.key, more=0)
         if len(entry.parts) > before:
             self.say_plans(entry.parts[before:])
+            self.count_capture(entry)
         return result
+
+    def count_capture(self, entry: Entry) -> None:
+        """Warn, long before it is refused, of a step that is captured at every call."""
+        entry.captures += 1
+        if entry.captures == MANY_CAPTURES:
+            self.say(
+                f"{self.name} was captured {MANY_CAPTURES} times for calls that are alike: something that it "
+                "reads changes (a Python number or flag, what .item() gives), and each of its values is a "
+                f"step of its own. After {RECAPTURES} captures it is refused; a tensor in the place of that "
+                "number, as a buffer, is captured once"
+            )
 
     def marked(
         self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
