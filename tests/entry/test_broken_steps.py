@@ -407,8 +407,11 @@ def test_too_small_a_budget_tells_the_smallest_peak_of_the_step(x):
     least = lowtide.plan_of(model).peak
     model = lowtide.cap(lowtide.uncap(model), least - 1, **QUICKLY)
     step_of(model, x)
-    with pytest.raises(lowtide.BudgetTooSmall, match="smallest feasible peak found for the pieces") as caught:
-        model(x)
+    for _ in range(2):  # the second call is not taken for a first one
+        with pytest.raises(
+            lowtide.BudgetTooSmall, match="smallest feasible peak found for the pieces"
+        ) as caught:
+            model(x)
     assert caught.value.smallest == least
     assert sum(caught.value.parts.values()) == least
 

@@ -255,22 +255,20 @@ class Pieces:
         passage = self.looked_at
         if passage is None or not passage.complete:
             return
-        self.looked_at = None
-        if self.with_what_came(passage):
-            return
         key = tuple(id(turn.part) for turn in passage.turns)
         if self.knows(key, passage):  # another way than this was taken, and is looked for
             self.looks -= 1
             self.look = self.looks > 0
-            return
-        if key not in self.steps:
-            self.steps.make_room(key)
-        self.steps[key] = passage.seen, tuple(turn.piece for turn in passage.turns)
-        self.chosen.pop(key, None)
-        self.lacking.discard(key)
-        with planning():
-            self.plan_together()
-        self.look = False
+        elif not self.with_what_came(passage):
+            if key not in self.steps:
+                self.steps.make_room(key)
+            self.steps[key] = passage.seen, tuple(turn.piece for turn in passage.turns)
+            self.chosen.pop(key, None)
+            self.lacking.discard(key)
+            with planning():
+                self.plan_together()  # where the budget is too small for them, each call asks again
+            self.look = False
+        self.looked_at = None
 
     def knows(self, key: Key, passage: Passage) -> bool:
         """Whether a step is planned, and a call shows no more of its backward than was seen of it."""
