@@ -124,6 +124,12 @@ class Entry:
             plan.budget is None or plan.peak + self.uncounted_state() + more <= plan.budget
         )
 
+    @property
+    def has_more(self) -> bool:
+        """Whether it is planned under what the share of a larger batch came to."""
+        budget = self.options.budget
+        return budget is not None and budget.at_least > 0
+
     def uncounted_state(self) -> int:
         """Bytes of optimizer state that are there now and that the plan does not count."""
         if self.looked != changes():
