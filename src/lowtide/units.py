@@ -38,7 +38,8 @@ _EXAMPLES = 'write an integer of bytes, "8GiB", "512MB", "60%", "90% of device",
 class Budget:
     """A budget as it was asked for: an amount of bytes, a share of a whole, or a word.
 
-    A share is `of` the peak of the step without a budget, or of the memory of its device.
+    A share is `of` the peak of the step without a budget, or of the memory of its device; one of the peak
+    comes to `at_least` so many bytes.
     """
 
     text: str
@@ -46,9 +47,10 @@ class Budget:
     share: float | None = None
     word: str | None = None
     of: Literal["peak", "device"] = "peak"
+    at_least: int = 0
 
     def __str__(self) -> str:
-        return self.text
+        return f"{self.text}, at least {self.at_least} bytes" if self.at_least else self.text
 
     @property
     def is_share_of_peak(self) -> bool:

@@ -501,3 +501,13 @@ def test_trace_is_as_the_kernels_run_it():
     norms = [node for node in trace.graph.nodes if getattr(node.target, "__name__", "") == "batch_norm"]
     assert len(norms) == 3
     assert all(node.meta["val"][0].is_contiguous() for node in norms)
+
+
+@pytest.mark.parametrize("prices", ["measured", "roofline"])
+def test_a_kernel_that_returns_an_empty_input_itself(prices):
+    """`native_dropout` does: an expert that gets no tokens, say."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), nn.Linear(4, 2))
+    model = lowtide.cap(net, "min", prices=prices)
+    for _ in range(2):  # the second is planned with what the first has met
+        model(torch.randn(0, 4)).sum().backward()
+    assert lowtide.plan_of(model) is not None

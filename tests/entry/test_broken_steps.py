@@ -328,6 +328,63 @@ class Tails(Broken):
         return x.pow(2).mean()
 
 
+class Fails(torch.autograd.Function):
+    """Ends the first backward with an error."""
+
+    calls = 0
+
+    @staticmethod
+    def forward(context, x):
+        return x * 2
+
+    @staticmethod
+    def backward(context, gradient):
+        Fails.calls += 1
+        if Fails.calls == 1:
+            raise ValueError("once")
+        return gradient * 2
+
+
+def test_a_backward_that_ends_with_an_error_is_not_taken_for_the_whole_step(x):
+    Fails.calls = 0
+    model = lowtide.cap(Broken(torch._dynamo.disable(Fails.apply)), "min", **QUICKLY)
+    with pytest.raises(ValueError, match="once"):
+        step_of(model, x)
+    step_of(model, x)
+    assert step_of(model, x) == lowtide.plan_of(model).peak
+
+
+class TwoTowers(nn.Module):
+    """A piece for each of two losses, of which a loop may take one."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = Tanhs(), Tanhs(depth=5)
+
+    def forward(self, x):
+        losses = []
+        for tower in (self.left, self.right):  # a break in a loop: each tower is captured by itself
+            losses.append(nothing(tower(x)).pow(2).mean())
+        return losses
+
+
+def test_a_backward_through_more_pieces_than_were_seen_is_told_and_planned(x, caplog_lowtide):
+    model = lowtide.cap(TwoTowers(), "min", **QUICKLY)
+    measured = []
+
+    def step(both):
+        left, right = model(x)
+        (left + right if both else left).backward()
+
+    for both in (False,) * 3 + (True,) * 4 + (False,):
+        clear(model)
+        peak = lowtide.measure(lambda both=both: step(both), device="cpu").peak
+        measured.append((peak, lowtide.plan_of(model).peak))
+    (told,) = [place for place, line in enumerate(caplog_lowtide) if "goes through pieces" in line]
+    assert any("planned together" in line for line in caplog_lowtide[told:])
+    assert [peak <= planned for peak, planned in measured[2:]] == [True, False, False, True, True, True]
+
+
 def test_where_torch_captures_nothing_the_cause_is_told(x):
     with pytest.raises(lowtide.NothingToTrain, match="in a loop"):
         lowtide.verify(Tails(nothing), x, budget="min", **QUICKLY)
@@ -350,8 +407,11 @@ def test_too_small_a_budget_tells_the_smallest_peak_of_the_step(x):
     least = lowtide.plan_of(model).peak
     model = lowtide.cap(lowtide.uncap(model), least - 1, **QUICKLY)
     step_of(model, x)
-    with pytest.raises(lowtide.BudgetTooSmall, match="smallest feasible peak found for the pieces") as caught:
-        model(x)
+    for _ in range(2):  # the second call is not taken for a first one
+        with pytest.raises(
+            lowtide.BudgetTooSmall, match="smallest feasible peak found for the pieces"
+        ) as caught:
+            model(x)
     assert caught.value.smallest == least
     assert sum(caught.value.parts.values()) == least
 

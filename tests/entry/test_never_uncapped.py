@@ -215,8 +215,11 @@ def test_refusals_are_not_suppressed(x, allow_breaks):
 
 
 @pytest.mark.parametrize("allow_breaks", [False, True])
-def test_step_that_is_captured_again_too_often_is_refused(monkeypatch, x, allow_breaks):
+def test_step_that_is_captured_again_too_often_is_told_and_refused(
+    monkeypatch, x, allow_breaks, caplog_lowtide
+):
     monkeypatch.setattr("lowtide._torch.settings.RECAPTURES", 2)
+    monkeypatch.setattr("lowtide.entry.capped.MANY_CAPTURES", 2)
 
     class Scaled(WithLoss):
         scale = 1.5
@@ -232,6 +235,7 @@ def test_step_that_is_captured_again_too_often_is_refused(monkeypatch, x, allow_
 
     with pytest.raises(lowtide.CaptureError, match="too often"):
         steps()
+    assert sum("was captured 2 times" in line for line in caplog_lowtide) == 1
 
 
 def test_backend_says_that_torch_suppresses_refusals(x, caplog_lowtide):

@@ -292,3 +292,34 @@ def test_a_share_that_a_smaller_batch_cannot_keep_is_that_of_a_larger_one(x, cap
     other = lowtide.cap(WithLoss(mlp(width=32)), "70%", optimizer=optimizer)
     with pytest.raises(lowtide.BudgetTooSmall, match="70%"):
         other(x[:4])
+
+
+@pytest.mark.slow
+def test_such_a_share_is_of_one_call_alone(x):
+    """As every share: a second call before the backward is not refused for what both take."""
+    model = lowtide.cap(WithLoss(mlp(width=32)), "70%", prices="roofline")
+    model(x).backward()
+    model.zero_grad()
+    (model(x[:4]) + model(x)).backward()
+
+
+@pytest.mark.slow
+def test_pieces_of_a_smaller_batch_get_the_share_of_a_larger_one(x, caplog_lowtide):
+    class Broken(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = mlp(width=32), mlp(width=32)
+
+        def forward(self, x):
+            x = x * self.first(x)
+            torch._dynamo.graph_break()
+            return self.last(x).pow(2).mean()
+
+    model = lowtide.cap(Broken(), "70%", prices="roofline", allow_breaks=True)
+    for _ in range(4):
+        for batch in (x, x[:4]):
+            model.zero_grad()
+            model(batch).backward()
+    larger = lowtide.plan_of(model)
+    assert larger.peak <= larger.budget
+    assert sum("of a smaller batch cannot be kept" in line for line in caplog_lowtide) == 1

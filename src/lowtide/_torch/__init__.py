@@ -7,7 +7,15 @@ Imports: nothing but `process_wide`.
 
 from __future__ import annotations
 
-from .autograd import autocast_knows, boxed, count_global_hooks, frees_tangents, in_backward, place_of
+from .autograd import (
+    autocast_knows,
+    boxed,
+    count_global_hooks,
+    frees_tangents,
+    in_backward,
+    place_of,
+    when_backward_ends,
+)
 from .compiling import compiled, stance, usual_stance
 from .drafts import Strides, drafted, report_strides
 from .front_end import branches_answered, calls_looked_at
@@ -22,6 +30,7 @@ from .optimizers import (
     without_optimizer_hooks,
 )
 from .settings import (
+    RECAPTURES,
     capture_settings,
     code_on_demand,
     first_run_unwatched,
@@ -58,6 +67,7 @@ from .traces import (
 __all__ = [
     "ATTRIBUTES",
     "NAMES",
+    "RECAPTURES",
     "SYMBOLIC",
     "Strides",
     "autocast_knows",
@@ -113,6 +123,7 @@ __all__ = [
     "unhooked",
     "untraced",
     "usual_stance",
+    "when_backward_ends",
     "with_numbers",
     "without_graph_texts",
     "without_optimizer_hooks",

@@ -59,3 +59,8 @@ def _global_hooks() -> list[Any]:
 def frees_tangents() -> bool:
     """Whether autograd lets go of the incoming gradients of a node while it runs (new in 2.13)."""
     return hasattr(torch.autograd.Function, "boxed_grads_call")
+
+
+def when_backward_ends(call: Callable[[], None]) -> None:
+    """Have a function called when the present backward has ended without an error (seen in 2.11-2.13)."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .._torch import met_in_capture, private
+from .._torch import RECAPTURES, met_in_capture, private
 from ..console.user_frames import own_lines, place, with_lines
 from ..errors import CaptureError, GraphBreak, LowtideError
 from ..plans.planned_step import Plan
@@ -40,8 +40,9 @@ def clear_errors() -> Iterator[None]:
         raise CaptureError(_describe_failure(inner)) from error
     except private("RecompileLimit") as error:
         raise CaptureError(
-            "the step was captured again too often for the same shapes: something it reads changes at every "
-            f"call (a Python number or flag, say). torch says: {_first_line(error)}"
+            f"the step was captured again too often for the same shapes, {RECAPTURES} times: something it "
+            "reads changes at every call (a Python number or flag, what .item() gives). A tensor in its "
+            "place, as a buffer, is captured once; torch's warning above names it"
         ) from error
     except private("DynamoError") as error:
         _refuse_for_memory(error)

@@ -18,12 +18,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
-from .._torch import in_process_group, private
+from .._torch import in_process_group, private, untraced
 from ..console.log import planning
 from ..console.user_frames import own_lines
 from ..devices.allocator import rounded
@@ -73,10 +74,15 @@ class _Call:
     """A call under way: the pieces that ran, and who looks at it."""
 
     passage: Passage | None
-    done: Key = ()
+    way: list[int] = field(default_factory=list)
     strayed: bool = False
     whole: bool = True
     node: Any = None
+
+    @property
+    def done(self) -> Key:
+        """The pieces that have run by now."""
+        return tuple(self.way)
 
 
 class _UnderWay(threading.local):
@@ -94,7 +100,7 @@ class Pieces:
     say: Callable[..., None]
     pieces: dict[int, Piece] = field(default_factory=dict)
     steps: KeptPlans[tuple[BrokenStep, tuple[Piece, ...]]] = field(init=False)
-    looked_at: list[Passage] = field(default_factory=list)
+    looked_at: Passage | None = None
     chosen: dict[Key, Chosen] = field(default_factory=dict)
     turns: dict[Key, Plan] = field(default_factory=dict)
     followed: dict[tuple[int, int], RunnableStep] = field(default_factory=dict)
@@ -102,6 +108,7 @@ class Pieces:
     last: Key = ()
     look: bool = True
     looks: int = 0
+    lacking: set[Key] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.steps = KeptPlans(self.options.max_plans, self.say)
@@ -155,9 +162,9 @@ class Pieces:
         elif passage is not None and call.done:
             guesses = isinstance(self.options.outside, str)
             passage.end_forward(result, _outside(self.options, result), guesses=guesses)
-            self.looked_at = [passage]
+            self.looked_at = passage
         if call.strayed:
-            self.look, self.looks = True, _LOOKS
+            self.look_again()
             self.say(
                 f"this call of {self.entry.caller.name} ran other pieces than those planned together. They "
                 "ran by the plans that save least, and nothing is promised of their peak together. Next "
@@ -180,7 +187,7 @@ class Pieces:
             return part, part(*args)
         if part.asked.piece is not None and part.asked.piece.stale:
             self.renew(part, args)
-        call.done = (*call.done, id(part))
+        call.way.append(id(part))
         plan = self.turns.get(call.done)
         step = part if plan is None else self.following(part, plan, args)
         call.strayed |= plan is None and bool(self.turns)
@@ -191,8 +198,29 @@ class Pieces:
             results = step(*args)
         assert step.plan is not None
         note_saved(step.plan)
-        call.node = backward_node(results, args) or call.node
+        node = backward_node(results, args)
+        if node is not None and call.passage is None:
+            node.register_prehook(untraced(partial(self.must_be_foretold, call.way, len(call.way) - 1)))
+        call.node = node or call.node
         return step, results
+
+    def must_be_foretold(self, way: list[int], place: int, *_: Any) -> None:
+        """Called before the backward of a turn: the call that was looked at may have gone without it."""
+        key = tuple(way)
+        seen = self.steps.get(key)
+        if seen is None or place in seen[0].backward or key in self.lacking:
+            return
+        self.lacking.add(key)
+        self.look_again()
+        self.say(
+            f"the backward of {self.entry.caller.name} goes through pieces that it did not go through in the "
+            "call that was looked at: this one may take more than was planned. Next calls are looked at "
+            "until one goes through all of them"
+        )
+
+    def look_again(self) -> None:
+        """Look at the next calls, until one shows what was not known."""
+        self.look, self.looks = True, _LOOKS
 
     def following(self, part: RunnableStep, plan: Plan, args: tuple[Any, ...]) -> RunnableStep:
         """The piece by one of its plans; by its own where it is another graph now."""
@@ -217,40 +245,43 @@ class Pieces:
     def forget(self) -> None:
         """What was seen is of other graphs than there are now: look again."""
         self.steps.clear()
+        self.lacking.clear()
         self.chosen, self.turns, self.followed, self.look = {}, {}, {}, True
 
     # Plans
 
     def settle(self) -> None:
         """Plan the steps that were seen, before the next call; nothing where all are planned."""
-        found = [passage for passage in self.looked_at if passage.complete]
-        if not found:
+        passage = self.looked_at
+        if passage is None or not passage.complete:
             return
-        pieces = [tuple(turn.piece for turn in passage.turns) for passage in found]
-        if self.with_what_came(found):
-            self.looked_at = []
-            return
-        keys = [tuple(id(turn.part) for turn in passage.turns) for passage in found]
-        if all(key in self.chosen for key in keys):  # another way than these was taken, and is looked for
-            self.looked_at, self.looks = [], self.looks - 1
+        key = tuple(id(turn.part) for turn in passage.turns)
+        if self.knows(key, passage):  # another way than this was taken, and is looked for
+            self.looks -= 1
             self.look = self.looks > 0
-            return
-        for key, passage, of in zip(keys, found, pieces, strict=True):
+        elif not self.with_what_came(passage):
             if key not in self.steps:
                 self.steps.make_room(key)
-            self.steps[key] = passage.seen, of
-        with planning():
-            self.plan_together()
-        self.looked_at, self.look = [], False
+            self.steps[key] = passage.seen, tuple(turn.piece for turn in passage.turns)
+            self.chosen.pop(key, None)
+            self.lacking.discard(key)
+            with planning():
+                self.plan_together()  # where the budget is too small for them, each call asks again
+            self.look = False
+        self.looked_at = None
 
-    def with_what_came(self, passages: list[Passage]) -> bool:
+    def knows(self, key: Key, passage: Passage) -> bool:
+        """Whether a step is planned, and a call shows no more of its backward than was seen of it."""
+        return key in self.chosen and not set(passage.backward) > set(self.steps[key][0].backward)
+
+    def with_what_came(self, passage: Passage) -> bool:
         """Have pieces captured anew whose backward got fewer gradients than it could, and look again.
 
         A number that Python reads (`.item()`) is a result of its piece, and its gradient never comes.
         """
         if self.options.differentiate == "all":
             return False
-        absent = {piece: places for passage in passages for piece, places in passage.absent().items()}
+        absent = passage.absent()
         changed = {piece for piece, places in absent.items() if places > piece.absent and not piece.settled}
         for piece in changed:
             piece.absent, piece.stale, piece.settled = absent[piece], True, True

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .._torch import (
+    RECAPTURES,
     in_process_group,
     is_made_of_others,
     outside_dynamo,
@@ -43,7 +44,7 @@ from ..ranks.meeting import all_failed, tell_failure
 from ..sketching.marker import leaving_marks
 from ..torch_state.dispatch_modes import without_foreign_modes
 from ..torch_state.garbage import uncollected
-from ..units import format_bytes, parse_budget
+from ..units import format_bytes
 from .any_size import AnySize, Kin, OneSizeOnly, Shared
 from .broken_steps import Pieces, are_joined
 from .entries import Entry, backend_for, backend_of_kin, graphs_of_this_call, key_of, present_graphs
@@ -64,6 +65,9 @@ IN_A_LOOP = (
     ". Where a graph breaks in a loop, torch leaves the whole function to Python, and captures what that "
     "calls: give what is in the loop a module or function of its own"
 )
+
+MANY_CAPTURES = 8
+"""How often a step is captured for the same shapes before that is said; chosen."""
 
 Answers = tuple[tuple[bool, ...], ...]
 """What a batch answers to the branches of steps that were captured before, one step after the other."""
@@ -124,7 +128,10 @@ class Capped:
 
     def call_of(self, answers: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of the step that is captured for some answers to its branches on data."""
-        entry = self.entry(args, kwargs, answers)
+        try:
+            entry = self.entry(args, kwargs, answers)
+        except BudgetTooSmall as error:  # of pieces, which are planned when they have been seen
+            entry = self.entry_of_a_larger(error, args, kwargs, answers)
         try:
             return self.run(entry, args, kwargs)
         except BudgetTooSmall as error:
@@ -192,7 +199,19 @@ class Capped:
                 self.entries.make_room(entry.key, more=0)
         if len(entry.parts) > before:
             self.say_plans(entry.parts[before:])
+            self.count_capture(entry)
         return result
+
+    def count_capture(self, entry: Entry) -> None:
+        """Warn, long before it is refused, of a step that is captured at every call."""
+        entry.captures += 1
+        if entry.captures == MANY_CAPTURES:
+            self.say(
+                f"{self.name} was captured {MANY_CAPTURES} times for calls that are alike: something that it "
+                "reads changes (a Python number or flag, what .item() gives), and each of its values is a "
+                f"step of its own. After {RECAPTURES} captures it is refused; a tensor in the place of that "
+                "number, as a buffer, is captured once"
+            )
 
     def marked(
         self, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -313,13 +332,13 @@ class Capped:
             f"{budget} of the uncapped peak of a smaller batch cannot be kept: it gets the "
             f"{format_bytes(self.granted)} of a larger one"
         )
-        options = replace(self.options, budget=parse_budget(self.granted))
+        options = replace(self.options, budget=replace(budget, at_least=self.granted))
         return self.entry(args, kwargs, answers, options=options)
 
     def find(
         self, key: Any, new: Callable[..., Entry], *, beside: int = 0, options: Options | None = None
     ) -> Entry:
-        if key not in self.entries:
+        if key not in self.entries or (options is not None and not self.entries[key].has_more):
             entry = new(key, beside, options or self.options)
             if entry.shared is None:  # else it is not known yet whether the batch will be planned by it
                 self.entries.make_room(key)

@@ -60,8 +60,8 @@ class Entry:
 
     It is traced for a backward in the state `autocast`, and planned beside other calls that hold `beside`
     bytes; `branches` on the batch's data are taken as the batch says. `attempt` is what all ranks call its
-    planning; `key` is what it is found by. `shared` is what was captured for other shapes as well, and
-    `fixed` what was made of that.
+    planning; `key` is what it is found by; `captures` are the calls that torch captured. `shared` is what was
+    captured for other shapes as well, and `fixed` what was made of that.
     """
 
     options: Options
@@ -71,6 +71,7 @@ class Entry:
     branches: bool = True
     key: Any = None
     attempt: str = ""
+    captures: int = 0
     call: Callable[..., Any] | None = None
     shared: Shared | None = None
     fixed: dict[Any, tuple[Fixed, RunnableStep]] = field(default_factory=dict)
@@ -122,6 +123,12 @@ class Entry:
         return plan is not None and (
             plan.budget is None or plan.peak + self.uncounted_state() + more <= plan.budget
         )
+
+    @property
+    def has_more(self) -> bool:
+        """Whether it is planned under what the share of a larger batch came to."""
+        budget = self.options.budget
+        return budget is not None and budget.at_least > 0
 
     def uncounted_state(self) -> int:
         """Bytes of optimizer state that are there now and that the plan does not count."""

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .._torch import private, storage_key, untraced
+from .._torch import private, storage_key, untraced, when_backward_ends
 from ..pipeline.pieces import Piece, begin_backward, is_tensor, turn_under_way
 from ..pipeline.runnable_step import RunnableStep, backward_node
 from ..planner.joined_graph import Between, BrokenStep
@@ -128,6 +128,7 @@ class Passage:
         self.written: set[int] = set()
         self.outside = 0
         self.guesses = True
+        self.under_way = 0
         self.ended = self.nested = False
 
     # Storages
@@ -312,7 +313,13 @@ class Passage:
         self.before_backward.append(gap)
         self.waiting.discard(turn.place)
         self.backward.append(turn.place)
+        self.under_way += 1
+        when_backward_ends(self.end_backward)
         begin_backward(turn)
+
+    def end_backward(self) -> None:
+        """A backward that went through a piece has ended; after an error none does."""
+        self.under_way -= 1
 
     def still_needed(self) -> frozenset[int]:
         """What pieces hold themselves whose backward is still to come."""
@@ -321,7 +328,7 @@ class Passage:
     @property
     def complete(self) -> bool:
         """Whether the whole step was seen; to be asked before the next call, when no backward runs."""
-        return self.ended and bool(self.backward)
+        return self.ended and bool(self.backward) and not self.under_way
 
     def absent(self) -> dict[Piece, frozenset[int]]:
         """The places of results whose gradients did not come in any turn of a piece."""

@@ -227,7 +227,18 @@ class _Lowering:
         root = self.lifted.root_of.get(self.lifted.value_of.get(node, ""))
         if root is node or root is None:
             raise AssertionError(f"{node} is not there: the simulator should have refused this schedule")
+        made = node.args[0] if is_item(node) else None
+        if isinstance(made, fx.Node) and made.name in self.graph.op:
+            return self.laid_on(root, node)
         return self.copied(node)
+
+    def laid_on(self, root: fx.Node, item: fx.Node) -> fx.Node:
+        """An output of a kernel that lies where another tensor does: oneDNN's LSTM returns one twice."""
+        like = item.meta["val"]
+        place = (list(like.shape), list(like.stride()), like.storage_offset())
+        copy = self.side.call(item, torch.ops.aten.as_strided.default, (self.find(root), *place), {})
+        copy.meta = dict(item.meta)
+        return copy
 
     def copied(self, node: fx.Node) -> fx.Node:
         """The same call on what stands for its arguments now."""

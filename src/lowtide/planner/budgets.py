@@ -30,7 +30,7 @@ def resolve(asked: Budget, uncapped: int, device: DeviceMemory) -> int | None:
     if asked.word == "free":
         return _free(asked, device)
     if asked.is_share_of_peak:
-        return asked.part(uncapped)
+        return max(asked.part(uncapped), asked.at_least)
     if asked.is_knee:
         raise BudgetError(f"budget {asked} has no size here, where no plans are at hand. {_INSTEAD}")
     size = asked.part(_total(asked, device)) if asked.is_share_of_device else asked.bytes

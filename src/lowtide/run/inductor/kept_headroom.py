@@ -43,7 +43,7 @@ def key_of_step(asked: Asked, joint: fx.GraphModule) -> str:
         for value in values
         if isinstance(value, torch.Tensor)
     ]
-    wanted = (str(asked.options.budget), asked.options.method, asked.options.prices, asked.beside)
+    wanted = (repr(asked.options.budget), asked.options.method, asked.options.prices, asked.beside)
     return f"{_version()}|{wanted}|{shapes}|{joint.graph}"
 
 
