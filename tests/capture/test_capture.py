@@ -192,16 +192,9 @@ def hooked():
     return layer
 
 
-@pytest.mark.parametrize(
-    ("make", "word"),
-    [
-        (lambda: nn.BatchNorm1d(32, momentum=None), r"batchnorm\.py:\d+: .*give it a momentum"),
-        (hooked, "a backward hook of a module"),
-    ],
-)
-def test_break_inside_a_module_of_torch_says_what_it_is(make, word, x):
-    model = lowtide.cap(nn.Sequential(nn.Linear(32, 32), make()), "60%")
-    with pytest.raises(lowtide.GraphBreak, match=word):
+def test_break_inside_a_module_of_torch_says_what_it_is(x):
+    model = lowtide.cap(nn.Sequential(nn.Linear(32, 32), hooked()), "60%")
+    with pytest.raises(lowtide.GraphBreak, match="a backward hook of a module"):
         model(x)
 
 

@@ -175,8 +175,6 @@ def _reason(error: Any) -> str:
         return NESTED
     if "pack_padded_sequence" in whole or "lstm_data" in whole or "pack_sequence" in whole:
         return _PACKED
-    if "data-dependent" in said and "batchnorm.py" in whole:
-        return "BatchNorm with momentum=None counts its batches outside of the graph; give it a momentum"
     if "data-dependent" in said.lower():
         return (
             "data-dependent branching: a plan is made before the values of tensors are known. What `if` asks "
