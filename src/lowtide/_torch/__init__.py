@@ -13,6 +13,7 @@ from .drafts import Strides, drafted, report_strides
 from .front_end import branches_answered, calls_looked_at
 from .inductor import generated_code, generated_modules, realized_where_asked, scheduler_pass
 from .kernels import eager_kernels
+from .module_hooks import module_hooks_traced
 from .names import ATTRIBUTES, NAMES, missing_names, private, private_of, set_private
 from .optimizers import (
     changes_gradients,
@@ -90,6 +91,7 @@ __all__ = [
     "met_in_capture",
     "metrics_without_settings",
     "missing_names",
+    "module_hooks_traced",
     "module_of",
     "outside_dynamo",
     "place_of",

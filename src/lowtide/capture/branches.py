@@ -44,6 +44,7 @@ from .compared_draws import decided, is_drawn_on_host
 from .conditions import answers_of, mark, question
 from .grouped_products import any_grouped_product
 from .known_sizes import with_known_size
+from .module_hooks import hooks_followed
 from .plain_masks import makes_masks, masks_as_plain
 
 __all__ = ["Branches", "answering_branches", "following_branches"]
@@ -93,6 +94,7 @@ def following_branches(*, on: bool = True) -> Iterator[Branches]:
         here(_present, branches=found),
         masks_as_plain(),
         any_grouped_product(),
+        hooks_followed(),
         calls_looked_at(lambda node: with_known_size(node, _told)),
     ):
         yield found

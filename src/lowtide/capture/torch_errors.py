@@ -129,7 +129,8 @@ def _describe_break(error: Any) -> str:
 _WORDS = (
     (
         r"(?i)backwards hooks|Tensor with grad_fn",
-        "a backward hook of a module; torch captures hooks of tensors and parameters, not this one",
+        "a backward hook of a module that cannot be captured; lowtide.cap captures full ones of modules that "
+        "no checkpoint holds (register_full_backward_hook), and hooks of tensors and parameters",
     ),
     (
         r"HOP: Unsafe side effect",
