@@ -57,7 +57,7 @@ WAYS = {
     kept_gradient: r"retain_grad\(\) on a tensor that the step makes",
     packed: "packed sequences: .* mask what comes out",
     a_function_that_is_skipped: "checkpoint_sequential is a function that torch does not look into",
-    generator: "a random generator as an argument",
+    generator: "a random generator that the step makes",
 }
 
 

@@ -11,6 +11,7 @@ from .autograd import autocast_knows, boxed, count_global_hooks, frees_tangents,
 from .compiling import compiled, stance, usual_stance
 from .drafts import Strides, drafted, report_strides
 from .front_end import branches_answered, calls_looked_at
+from .generators import drawn_from, generators_traced, with_generator
 from .inductor import generated_code, generated_modules, realized_where_asked, scheduler_pass
 from .kernels import eager_kernels
 from .module_hooks import module_hooks_traced
@@ -71,12 +72,14 @@ __all__ = [
     "compiled",
     "count_global_hooks",
     "drafted",
+    "drawn_from",
     "eager_kernels",
     "expression",
     "first_run_unwatched",
     "frees_tangents",
     "generated_code",
     "generated_modules",
+    "generators_traced",
     "has_marks",
     "hint",
     "holders",
@@ -115,6 +118,7 @@ __all__ = [
     "unhooked",
     "untraced",
     "usual_stance",
+    "with_generator",
     "with_numbers",
     "without_graph_texts",
     "without_optimizer_hooks",

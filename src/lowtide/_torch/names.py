@@ -98,6 +98,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "fake_kernels": ("torch._subclasses.fake_impls:op_implementations_dict", "2.13"),
     "grouped_product_result": ("torch._meta_registrations:_create_grouped_mm_output_tensor", "2.13"),
     "AnyBatchNorm": ("torch.nn.modules.batchnorm:_BatchNorm", "2.13"),
+    "TracedObject": ("torch._dynamo.variables:UserDefinedObjectVariable", "2.13"),
     "TracedHooks": ("torch._dynamo.variables:BackwardHookVariable", "2.13"),
     "TracedTuple": ("torch._dynamo.variables:TupleVariable", "2.13"),
     "wrap_traced": ("torch._dynamo.variables.builder:wrap_fx_proxy", "2.13"),

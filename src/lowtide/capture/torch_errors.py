@@ -47,7 +47,8 @@ def clear_errors() -> Iterator[None]:
         _refuse_for_memory(error)
         found = GraphBreak(_describe_break(error))
         signs = any(sign in str(error) for sign in _SIGNS_OF_USERS_ERRORS)
-        found.for_good = _without_fake(error) is not None or NESTED in str(error)
+        known = NESTED in str(error) or _NO_GENERATOR in str(error)
+        found.for_good = known or _without_fake(error) is not None
         found.may_be_users = signs and not found.for_good
         raise found from error
     except Exception as error:
@@ -77,6 +78,9 @@ def _without_fake(error: Any) -> str | None:
     found = re.search(told, str(error))
     return None if found is None else found[1]
 
+
+_NO_GENERATOR = "generator is not supported in refs"
+"""What torch says of operators that it traces by Python code of its own (2.13)."""
 
 _SIGNS_OF_USERS_ERRORS = ("Observed exception", "when making fake tensor call", "failed to bind arguments")
 
@@ -182,7 +186,12 @@ def _reason(error: Any) -> str:
             "of the flags and whole numbers of a batch is followed, before anything writes to them"
         )
     if re.search("args/kwargs to proxy|opaque object", said) and "Generator" in whole:
-        return "a random generator as an argument; draw from torch's default one, or pass the numbers"
+        return "a random generator that the step makes; make it before, and keep it where the step finds it"
+    if _NO_GENERATOR in whole:
+        return (
+            "an operator that torch cannot trace with a random generator of its own; draw from torch's "
+            "default one, or pass the numbers"
+        )
     if "RNN, GRU, or LSTM" in said:
         return f"{said}; lowtide.Recurrent caps such a layer"
     if "marked as skipped" in said and (function := re.search(r"the function `([^`]*)`", whole)):

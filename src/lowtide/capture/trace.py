@@ -56,6 +56,7 @@ from .rewrites.common import (
     stack_selected,
 )
 from .rewrites.gradient_layout import lay_out
+from .rewrites.own_generators import name_generators
 from .rewrites.padding import pad_once
 from .rewrites.random_draws import in_order_of_memory, is_drawn_in_backward
 from .rewrites.real_strides import settle
@@ -137,6 +138,7 @@ def make_trace(joint: fx.GraphModule, inputs: StepInputs, manner: Manner, *, for
     expected = [node for node in expected if tangents.index(node) not in manner.absent]
     device = device_of(joint.graph)
     weights = _Weights(primals[tokens:], inputs, forward_outputs)
+    name_generators(joint, compiled=manner.compiled)
     _rewrite(joint.graph, primals, tangents, weights, manner)
     prune_tangents(joint.graph, [node for node in tangents if node not in expected], tangents)
     remove_dead(joint.graph, compiled=manner.compiled)

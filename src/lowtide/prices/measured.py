@@ -25,6 +25,7 @@ from ..capture.op_signature import signature
 from ..capture.rewrites.accumulate import is_accumulation
 from ..capture.rewrites.collectives import is_collective, is_wait
 from ..capture.rewrites.handing import is_handing
+from ..capture.rewrites.own_generators import with_others
 from ..capture.rewrites.stepping import is_update
 from ..devices.allocator import rounded
 from ..devices.table import describe, find_device
@@ -207,6 +208,7 @@ def _try_op(node: fx.Node, device: torch.device, *, channels_last: bool = False)
         for parent in node.all_input_nodes:
             made[parent] = _with_channels_last(_made_up(parent)) if channels_last else _made_up(parent)
         args, kwargs = fx.map_arg((node.args, node.kwargs), made.__getitem__)
+        args = with_others(args)
         reads = [tensor for item in made.values() for tensor in private("tree_leaves")(item)]
         reads = [tensor for tensor in reads if isinstance(tensor, torch.Tensor)]
         return _clock_for(device)(lambda: node.target(*args, **kwargs), device, reads)  # type: ignore[operator]
