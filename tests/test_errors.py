@@ -22,6 +22,7 @@ PARENTS = {
     "ScheduleError": "LowtideError",
     "FormatError": "LowtideError",
     "PlanMismatch": "LowtideError",
+    "OutOfTime": "LowtideError",
     "RanksDiffer": "LowtideError",
     "UnsupportedBackward": "LowtideError",
 }

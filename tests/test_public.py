@@ -48,6 +48,7 @@ def test_names():
         "Noise",
         "NothingToTrain",
         "Op",
+        "OutOfTime",
         "Plan",
         "PlanMismatch",
         "RanksDiffer",

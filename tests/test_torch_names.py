@@ -169,6 +169,7 @@ INSTANCES = {
     "torch.nn:Module": torch.nn.Module,
     "torch.nn:Linear": lambda: torch.nn.Linear(1, 1),
     "torch.nn:LSTM": lambda: torch.nn.LSTM(1, 1),
+    "torch.nn:BatchNorm1d": lambda: torch.nn.BatchNorm1d(1),
     "torch._ops:OpOverload": lambda: torch.ops.aten.add.Tensor,
     "the function that torch.compile returns": lambda: torch.compile(lambda x: x),
     "the module that torch.compile returns": lambda: torch.compile(torch.nn.Linear(1, 1)),

@@ -33,6 +33,7 @@ __all__ = [
     "Noise",
     "NothingToTrain",
     "Op",
+    "OutOfTime",
     "Plan",
     "PlanMismatch",
     "RanksDiffer",

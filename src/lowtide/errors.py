@@ -8,6 +8,7 @@
     │   └── NothingToTrain     no output depends on anything that needs a gradient
     ├── ScheduleError          the simulator refused a schedule
     ├── FormatError            a graph, schedule, timeline or plan file is malformed (also a ValueError)
+    ├── OutOfTime              no plan was found in `planning_seconds`
     ├── PlanMismatch           a plan made for another model or other shapes
     ├── RanksDiffer            ranks of one step have different ones, or one of them failed
     └── UnsupportedBackward    double backward, retain_graph=True, a gradient that was not planned for, or
@@ -133,6 +134,17 @@ class FormatError(LowtideError, ValueError):
     >>> lowtide.Graph.from_json('{"lowtide": "graph"}')
     Traceback (most recent call last):
     lowtide.errors.FormatError: field "version": expected a whole number, found None
+    """
+
+
+class OutOfTime(LowtideError):  # named for what is the matter, as the others are
+    """No plan was found in the time that planning may take.
+
+    >>> import lowtide, torch
+    >>> lowtide.plan(torch.nn.Linear(64, 64), torch.ones(100, 64), budget="99%", method="rotor",
+    ...              planning_seconds=1e-9)
+    Traceback (most recent call last):
+    lowtide.errors.OutOfTime: no plan was found in planning_seconds=1e-09 s; take more ...
     """
 
 

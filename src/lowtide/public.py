@@ -14,6 +14,7 @@ from .errors import FormatError as FormatError
 from .errors import GraphBreak as GraphBreak
 from .errors import LowtideError as LowtideError
 from .errors import NothingToTrain as NothingToTrain
+from .errors import OutOfTime as OutOfTime
 from .errors import PlanMismatch as PlanMismatch
 from .errors import RanksDiffer as RanksDiffer
 from .errors import ScheduleError as ScheduleError

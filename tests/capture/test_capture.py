@@ -192,16 +192,11 @@ def hooked():
     return layer
 
 
-@pytest.mark.parametrize(
-    ("make", "word"),
-    [
-        (lambda: nn.BatchNorm1d(32, momentum=None), r"batchnorm\.py:\d+: .*give it a momentum"),
-        (hooked, "a backward hook of a module"),
-    ],
-)
-def test_break_inside_a_module_of_torch_says_what_it_is(make, word, x):
-    model = lowtide.cap(nn.Sequential(nn.Linear(32, 32), make()), "60%")
-    with pytest.raises(lowtide.GraphBreak, match=word):
+def test_break_inside_a_module_of_torch_says_what_it_is(x):
+    layer = nn.Tanh()
+    layer.register_backward_hook(lambda module, into, out: None)
+    model = lowtide.cap(nn.Sequential(nn.Linear(32, 32), layer), "60%")
+    with pytest.raises(lowtide.GraphBreak, match=r"a backward hook of a module.*register_full_backward_hook"):
         model(x)
 
 

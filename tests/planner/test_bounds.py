@@ -8,16 +8,17 @@ import pytest
 import lowtide
 from graphs import chain, transformer
 from lowtide.cli.main import main
-from lowtide.errors import FormatError, LowtideError
+from lowtide.errors import FormatError, LowtideError, OutOfTime
 from lowtide.options import Options
 from lowtide.planner.compare import compare
 from lowtide.planner.frontiers import Frontier, frontier
 from lowtide.planner.under_budget import plan_graph
 from lowtide.plans import patience
 from lowtide.plans.graph import Graph
-from lowtide.plans.patience import OutOfTime, planning_for, until
+from lowtide.plans.patience import check_seconds, planning_for, until
 from lowtide.plans.planned_step import Plan
 from lowtide.solve import METHODS
+from lowtide.solve.exact import method as exact_method
 from lowtide.solve.search import search
 
 
@@ -99,6 +100,29 @@ def test_the_other_methods_are_bounded_too(method):
         plan_graph(transformer(2), "30%", method=method, planning_seconds=1e-9)
     (row,) = compare(transformer(2), [method], ["30%"], planning_seconds=1e-9).rows
     assert "planning_seconds" in row.error
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"auto", "exact", "keep_all"}))
+def test_the_other_methods_look_at_the_clock_within_a_candidate(method, monkeypatch):
+    looks = []
+    monkeypatch.setattr(patience, "time", lambda: looks.append(1) or 0.0)
+    graph = chain(400)
+    plan_graph(graph, "min", method=method, planning_seconds=1.0)
+    assert len(looks) > len(graph.ops) * {"rotor": 1.0, "lower_sets": 1.0}.get(method, 0.0)
+
+
+def test_an_exact_search_has_no_more_time_than_is_left(monkeypatch):
+    pytest.importorskip("highspy")
+    given = []
+    own = exact_method._options
+    monkeypatch.setattr(exact_method, "_options", lambda seconds: given.append(seconds) or own(seconds))
+    plan_graph(transformer(1), "min", method="exact", planning_seconds=50.0)
+    assert given
+    assert max(given) <= 50.0
+
+
+def test_a_whole_number_of_hundreds_of_digits_is_no_bound():
+    assert check_seconds(10**400) == float("inf")
 
 
 def test_a_longer_search_begins_anew():

@@ -19,6 +19,7 @@ from lowtide.plans.order import first_order, with_drops
 from lowtide.plans.schedule import Run
 from lowtide.plans.simulator import simulate
 from lowtide.solve.lower_sets import lower_set_orders, lower_sets
+from lowtide.solve.lower_sets import tables as tables_module
 from lowtide.solve.lower_sets.bounds import ends, least_cached
 from lowtide.solve.lower_sets.contraction import contract
 from lowtide.solve.lower_sets.family import (
@@ -423,3 +424,14 @@ def test_a_contraction_joins_what_the_backward_does_not_read_with_its_reader():
     relu = parts.ops.index(("bn0.0", "relu0.0"))
     sizes = [graph.value[name].bytes for name in ("relu0.0", "bn0.0.1", "bn0.0.2")]
     assert parts.dag.bytes[relu] == sum(sizes)
+
+
+def test_a_chain_of_many_small_ops_is_not_left_out_whole():
+    graph = chain(2100)
+    assert len(contract(graph, *first_order(graph)).dag.before) > 1000
+
+
+def test_tables_that_would_fill_the_memory_are_refused(monkeypatch):
+    monkeypatch.setattr(tables_module, "FLAG_LIMIT", 1000)
+    with pytest.raises(TooManyLowerSets, match=r"take too much memory; choose another method"):
+        lower_sets(chain(50), 0)

@@ -19,8 +19,10 @@ from .autograd import (
 from .compiling import compiled, stance, usual_stance
 from .drafts import Strides, drafted, report_strides
 from .front_end import branches_answered, calls_looked_at
+from .generators import drawn_from, generators_traced, with_generator
 from .inductor import generated_code, generated_modules, realized_where_asked, scheduler_pass
 from .kernels import eager_kernels
+from .module_hooks import module_hooks_traced
 from .names import ATTRIBUTES, NAMES, missing_names, private, private_of, set_private
 from .optimizers import (
     changes_gradients,
@@ -80,12 +82,14 @@ __all__ = [
     "compiled",
     "count_global_hooks",
     "drafted",
+    "drawn_from",
     "eager_kernels",
     "expression",
     "first_run_unwatched",
     "frees_tangents",
     "generated_code",
     "generated_modules",
+    "generators_traced",
     "has_marks",
     "hint",
     "holders",
@@ -100,6 +104,7 @@ __all__ = [
     "met_in_capture",
     "metrics_without_settings",
     "missing_names",
+    "module_hooks_traced",
     "module_of",
     "outside_dynamo",
     "place_of",
@@ -124,6 +129,7 @@ __all__ = [
     "untraced",
     "usual_stance",
     "when_backward_ends",
+    "with_generator",
     "with_numbers",
     "without_graph_texts",
     "without_optimizer_hooks",

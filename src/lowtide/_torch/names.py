@@ -97,6 +97,13 @@ NAMES: dict[str, tuple[str, str]] = {
     "TracedConstant": ("torch._dynamo.variables:ConstantVariable", "2.11-2.13"),
     "fake_kernels": ("torch._subclasses.fake_impls:op_implementations_dict", "2.13"),
     "grouped_product_result": ("torch._meta_registrations:_create_grouped_mm_output_tensor", "2.13"),
+    "AnyBatchNorm": ("torch.nn.modules.batchnorm:_BatchNorm", "2.13"),
+    "TracedObject": ("torch._dynamo.variables:UserDefinedObjectVariable", "2.13"),
+    "TracedHooks": ("torch._dynamo.variables:BackwardHookVariable", "2.13"),
+    "TracedTuple": ("torch._dynamo.variables:TupleVariable", "2.13"),
+    "wrap_traced": ("torch._dynamo.variables.builder:wrap_fx_proxy", "2.13"),
+    "install_guard": ("torch._dynamo.guards:install_guard", "2.13"),
+    "GuardBuilder": ("torch._dynamo.guards:GuardBuilder", "2.13"),
     "NotYetTraced": ("torch._dynamo.variables:LazyVariableTracker", "2.11-2.13"),
 }
 
@@ -116,6 +123,9 @@ ATTRIBUTES: dict[str, tuple[str, str, str]] = {
     "pre_hooks_with_kwargs": ("_forward_pre_hooks_with_kwargs", "torch.nn:Module", "2.11-2.13"),
     "flat_weights": ("_flat_weights", "torch.nn:LSTM", "2.11-2.13"),
     "flat_weights_names": ("_flat_weights_names", "torch.nn:LSTM", "2.11-2.13"),
+    "check_input_dim": ("_check_input_dim", "torch.nn:BatchNorm1d", "2.13"),
+    "get_backward_hooks": ("_get_backward_hooks", "torch.nn:Module", "2.13"),
+    "get_backward_pre_hooks": ("_get_backward_pre_hooks", "torch.nn:Module", "2.13"),
     "schema": ("_schema", "torch._ops:OpOverload", "2.11-2.13"),
     "kernel": ("_op", "torch._ops:OpOverload", "2.11-2.13"),
     "compiled_from": ("_torchdynamo_orig_callable", "the function that torch.compile returns", "2.11-2.13"),

@@ -31,11 +31,14 @@ from .._torch import (
     SYMBOLIC,
     branches_answered,
     calls_looked_at,
+    drawn_from,
+    generators_traced,
     hint,
     private,
     storage_key,
     traced_input,
     traced_value,
+    with_generator,
 )
 from ..process_wide import here
 from ..torch_state.random_state import look_at_state, put_state
@@ -44,6 +47,7 @@ from .compared_draws import decided, is_drawn_on_host
 from .conditions import answers_of, mark, question
 from .grouped_products import any_grouped_product
 from .known_sizes import with_known_size
+from .module_hooks import hooks_followed
 from .plain_masks import makes_masks, masks_as_plain
 
 __all__ = ["Branches", "answering_branches", "following_branches"]
@@ -93,9 +97,17 @@ def following_branches(*, on: bool = True) -> Iterator[Branches]:
         here(_present, branches=found),
         masks_as_plain(),
         any_grouped_product(),
-        calls_looked_at(lambda node: with_known_size(node, _told)),
+        hooks_followed(),
+        generators_traced(),
+        calls_looked_at(_look),
     ):
         yield found
+
+
+def _look(node: fx.Node) -> None:
+    """What is changed of a call before it is tried."""
+    with_known_size(node, _told)
+    with_generator(node)
 
 
 def answering_branches() -> AbstractContextManager[None]:
@@ -170,6 +182,8 @@ def _is_of_inputs(condition: fx.Node, nodes: list[fx.Node]) -> bool:
 def _comes_of_inputs(nodes: list[fx.Node]) -> bool:
     """Whether nodes, with all that they read, give the same when they are asked for before the step."""
     if private("functorch_level")() is not None:  # what torch.func has wrapped exists inside of it alone
+        return False
+    if any(map(drawn_from, nodes)):  # asking would draw
         return False
     if any(not _is_input(node) if node.op == "placeholder" else not _is_whole(node) for node in nodes):
         return False

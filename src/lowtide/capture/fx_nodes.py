@@ -12,6 +12,7 @@ from torch import fx
 
 from .._torch import private_of, storage_key
 from ..errors import CaptureError
+from .module_hooks import calls_hooks
 from .rewrites import batchnorm
 from .rewrites.accumulate import is_accumulation
 from .rewrites.by_parts import is_by_parts
@@ -23,6 +24,7 @@ __all__ = [
     "depends_on",
     "feeding",
     "has_effect",
+    "hooked_in_backward",
     "is_item",
     "is_mutation",
     "mark_backward",
@@ -86,7 +88,9 @@ def is_mutation(node: fx.Node) -> bool:
 
 def has_effect(node: fx.Node) -> bool:
     """Whether a node must run even when nothing reads it."""
-    if is_mutation(node) or any(has(node) for has in (is_accumulation, is_handing, is_update, is_by_parts)):
+    if is_mutation(node) or any(
+        has(node) for has in (is_accumulation, is_handing, is_update, is_by_parts, calls_hooks)
+    ):
         return True
     return _has_effect_by_itself(node.target) or is_collective(node)
 
@@ -130,6 +134,11 @@ def mark_backward(graph: fx.Graph) -> None:
     for node, tag in zip(calls[first:], tags[first:], strict=True):
         if tag != "must_be_in_forward":
             node.meta[_BACKWARD] = True
+
+
+def hooked_in_backward(node: fx.Node) -> bool:
+    """Whether a node calls hooks where the step's own backward does; a gradient inside of it may, too."""
+    return calls_hooks(node) and traced_in_backward(node)
 
 
 def traced_in_backward(node: fx.Node) -> bool:

@@ -29,6 +29,7 @@ from torch import fx
 
 from .._torch import private, private_of
 from ..plans.graph import Op
+from .module_hooks import calls_hooks
 from .rewrites.collectives import is_collective, waited
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class InPlace:
 
 def with_places(lifted: Lifted, device: str) -> Lifted:
     """The graph with what each op may overwrite on a type of device, unless all is kept."""
-    sent = _sent(lifted)
+    sent = _sent(lifted) | _shown(lifted)
     found = {
         op.name: {name: how for name, how in _places(lifted, op, device).items() if name not in sent}
         for op in lifted.graph.ops
@@ -100,6 +101,12 @@ def _sent(lifted: Lifted) -> set[str]:
         if is_collective(nodes[op.name]) and nodes[op.name].target is not waited
         for name in op.reads
     }
+
+
+def _shown(lifted: Lifted) -> set[str]:
+    """The values that hooks of the user's have seen or made, and may keep."""
+    ops = [op for op in lifted.graph.ops if calls_hooks(lifted.node_of[op.name])]
+    return {name for op in ops for name in (*op.reads, *op.writes)}
 
 
 def _places(lifted: Lifted, op: Op, device: str) -> dict[str, InPlace]:

@@ -48,7 +48,8 @@ def clear_errors() -> Iterator[None]:
         _refuse_for_memory(error)
         found = GraphBreak(_describe_break(error))
         signs = any(sign in str(error) for sign in _SIGNS_OF_USERS_ERRORS)
-        found.for_good = _without_fake(error) is not None or NESTED in str(error)
+        known = NESTED in str(error) or _NO_GENERATOR in str(error)
+        found.for_good = known or _without_fake(error) is not None
         found.may_be_users = signs and not found.for_good
         raise found from error
     except Exception as error:
@@ -78,6 +79,9 @@ def _without_fake(error: Any) -> str | None:
     found = re.search(told, str(error))
     return None if found is None else found[1]
 
+
+_NO_GENERATOR = "generator is not supported in refs"
+"""What torch says of operators that it traces by Python code of its own (2.13)."""
 
 _SIGNS_OF_USERS_ERRORS = ("Observed exception", "when making fake tensor call", "failed to bind arguments")
 
@@ -130,7 +134,8 @@ def _describe_break(error: Any) -> str:
 _WORDS = (
     (
         r"(?i)backwards hooks|Tensor with grad_fn",
-        "a backward hook of a module; torch captures hooks of tensors and parameters, not this one",
+        "a backward hook of a module that cannot be captured; lowtide.cap captures full ones of modules that "
+        "no checkpoint holds (register_full_backward_hook), and hooks of tensors and parameters",
     ),
     (
         r"HOP: Unsafe side effect",
@@ -176,15 +181,18 @@ def _reason(error: Any) -> str:
         return NESTED
     if "pack_padded_sequence" in whole or "lstm_data" in whole or "pack_sequence" in whole:
         return _PACKED
-    if "data-dependent" in said and "batchnorm.py" in whole:
-        return "BatchNorm with momentum=None counts its batches outside of the graph; give it a momentum"
     if "data-dependent" in said.lower():
         return (
             "data-dependent branching: a plan is made before the values of tensors are known. What `if` asks "
             "of the flags and whole numbers of a batch is followed, before anything writes to them"
         )
     if re.search("args/kwargs to proxy|opaque object", said) and "Generator" in whole:
-        return "a random generator as an argument; draw from torch's default one, or pass the numbers"
+        return "a random generator that the step makes; make it before, and keep it where the step finds it"
+    if _NO_GENERATOR in whole:
+        return (
+            "an operator that torch cannot trace with a random generator of its own; draw from torch's "
+            "default one, or pass the numbers"
+        )
     if "RNN, GRU, or LSTM" in said:
         return f"{said}; lowtide.Recurrent caps such a layer"
     if "marked as skipped" in said and (function := re.search(r"the function `([^`]*)`", whole)):

@@ -36,8 +36,9 @@ from torch import fx
 from ..torch_state.autocast_state import State
 from .awaited import NOBODY
 from .deferred_output import Deferral
-from .fx_nodes import depends_on, mark_backward, mutations, tensors_of
+from .fx_nodes import depends_on, hooked_in_backward, mark_backward, mutations, tensors_of
 from .known_kernels import KnownKernels
+from .module_hooks import let_hooks_be_called
 from .rewrites import accumulate, batchnorm, dropout, handing, stepping
 from .rewrites.autocast import cast_inside, cast_once
 from .rewrites.channels_last_inputs import copy_channels_last_once
@@ -55,6 +56,7 @@ from .rewrites.common import (
     stack_selected,
 )
 from .rewrites.gradient_layout import lay_out
+from .rewrites.own_generators import name_generators
 from .rewrites.padding import pad_once
 from .rewrites.random_draws import in_order_of_memory, is_drawn_in_backward
 from .rewrites.real_strides import settle
@@ -96,8 +98,9 @@ class Trace:
         return self.module.graph
 
     def backward_nodes(self) -> set[fx.Node]:
-        """Nodes that depend on a tangent, or on a random number that is drawn in the backward."""
-        return depends_on(self.graph, [*self.tangents, *filter(is_drawn_in_backward, self.graph.nodes)])
+        """Nodes that depend on a tangent, or on what the backward alone does: draw, or call hooks."""
+        late = (node for node in self.graph.nodes if is_drawn_in_backward(node) or hooked_in_backward(node))
+        return depends_on(self.graph, [*self.tangents, *late])
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,7 @@ def make_trace(joint: fx.GraphModule, inputs: StepInputs, manner: Manner, *, for
     expected = [node for node in expected if tangents.index(node) not in manner.absent]
     device = device_of(joint.graph)
     weights = _Weights(primals[tokens:], inputs, forward_outputs)
+    name_generators(joint, compiled=manner.compiled)
     _rewrite(joint.graph, primals, tangents, weights, manner)
     prune_tangents(joint.graph, [node for node in tangents if node not in expected], tangents)
     remove_dead(joint.graph, compiled=manner.compiled)
@@ -198,6 +202,7 @@ def _rewrite(
 ) -> None:
     """The rewrites that need nothing but the graph, in their order."""
     refuse_libraries(graph)
+    let_hooks_be_called(graph, compiled=manner.compiled)
     share_waited(graph)
     if manner.compiled:
         pad_once(graph)

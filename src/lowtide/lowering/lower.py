@@ -26,6 +26,7 @@ from ..capture.lift import Lifted
 from ..capture.rewrites.batchnorm import RECOMPUTED_BY, recomputed_args
 from ..capture.rewrites.dropout import RANDOM
 from ..capture.rewrites.handing import hand_over, is_handing
+from ..capture.rewrites.own_generators import generator_of_node
 from ..capture.rewrites.stepping import is_update
 from ..capture.trace import Trace
 from ..plans.events import taken_by
@@ -189,16 +190,17 @@ class _Lowering:
             if first:
                 self.side.state[op] = self.take_state(op)
             else:
-                state = (self.side.state[op], str(self.trace.device))
                 again = (RANDOM[target],) if target in RANDOM else (random_state.recompute, target)
-                return self.side.call(origin, again[0], (*state, *again[1:], *args), kwargs)
+                given = (*again[1:], *args)
+                if generator_of_node(origin) is None:
+                    given = (str(self.trace.device), *given)
+                return self.side.call(origin, again[0], (self.side.state[op], *given), kwargs)
         return self.side.call(origin, target if first else RECOMPUTED_BY.get(target, target), args, kwargs)
 
     def take_state(self, op: str) -> fx.Node:
-        node = self.side.graph.call_function(
-            random_state.take_state, (str(self.trace.device),), name=f"{op}_state"
-        )
-        size = random_state.state_size(str(self.trace.device))
+        source: Any = generator_of_node(self.lifted.node_of[op]) or str(self.trace.device)
+        node = self.side.graph.call_function(random_state.take_state, (source,), name=f"{op}_state")
+        size = random_state.state_size(source)
         with self.trace.primals[0].meta["val"].fake_mode:  # AOTAutograd looks at what is saved
             node.meta["val"] = torch.empty(size, dtype=torch.uint8)
         return node

@@ -118,12 +118,16 @@ class Tensors:
         self.copies: dict[int, torch.Tensor] = {}
         self.written: set[int] = set()
         self.random = _random_states()
+        self.generators: dict[torch.Generator, torch.Tensor] = {}
 
     def watch(self) -> Any:
         """A mode under which what is written to is copied before."""
         return in_place_of_operators(self.call)
 
     def call(self, operator: Any, args: Any, kwargs: Any) -> Any:
+        own = kwargs.get("generator") if kwargs else None
+        if isinstance(own, torch.Generator) and own not in self.generators:
+            self.generators[own] = own.get_state()
         schema = private_of(operator, "schema", None)
         if schema is not None and schema.is_mutable:
             for tensor in _strided(_leaves((args, kwargs))):
@@ -140,7 +144,8 @@ class Tensors:
         """What the run left: what it wrote, buffers, and random states."""
         writes = {key: bytes_of(self.watched[key]).to("cpu", copy=True) for key in sorted(self.written)}
         buffers = [host_copy(private_of(owner, "buffers").get(name)) for owner, name, _, _ in self.buffers]
-        return [list(writes), *writes.values(), *buffers, *_random_states()]
+        drawn = [generator.get_state() for generator in self.generators]
+        return [list(writes), *writes.values(), *buffers, *drawn, *_random_states()]
 
     def restore(self) -> None:
         with torch.no_grad():
@@ -153,6 +158,8 @@ class Tensors:
         for key in self.written:
             bytes_of(self.watched[key]).copy_(self.copies[key])
         self.written.clear()
+        for generator, state in self.generators.items():
+            generator.set_state(state)
         _set_random_states(self.random)
 
 

@@ -57,6 +57,7 @@ class Trial:
         self.kept_buffers = [tensor.detach().clone() for _, _, _, tensor in self.buffers]
         self.kept_gradients = {name: parameter.grad for name, parameter in self.parameters.items()}
         self.random = _random_state()
+        self.generators = {one: one.get_state() for _, module in modules for one in _generators(module)}
         self.autocast = present_state()
         self.resident: list[torch.Tensor] = []
         self.attributes = Attributes(module for _, module in modules)
@@ -100,6 +101,8 @@ class Trial:
         for state in self.stepping:
             state.restore()
         _set_random_state(self.random)
+        for generator, drawn in self.generators.items():
+            generator.set_state(drawn)
 
     def changed(self) -> list[str]:
         """The parameters that are not as they were: a step may write to those of a teacher."""
@@ -172,6 +175,8 @@ class Trial:
             found[f"buffers {path}"] = _bits(private_of(owner, "buffers")[name])
         for name, state in _random_state().items():
             found[f"random state {name}"] = _bits(state)
+        for index, generator in enumerate(self.generators):
+            found[f"random state of generator {index}"] = _bits(generator.get_state())
         for optimizer in self.stepping:
             found.update(optimizer.results(self.parameters))
         return found
@@ -200,6 +205,12 @@ def _buffers(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, st
         for name, tensor in private_of(owner, "buffers").items():
             if tensor is not None:
                 yield f"{path}.{name}".lstrip("."), owner, name, tensor
+
+
+def _generators(module: torch.nn.Module) -> list[torch.Generator]:
+    """The random generators that modules have as attributes."""
+    held = (item for part in module.modules() for item in vars(part).values())
+    return [item for item in held if isinstance(item, torch.Generator)]
 
 
 def _leaf_copy(tensor: torch.Tensor) -> torch.Tensor:

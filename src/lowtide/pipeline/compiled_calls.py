@@ -25,6 +25,7 @@ from .._torch import (
     settings_kept,
     sizes_marked,
 )
+from ..capture.averaged_norms import averages_traced
 from ..capture.awaited import synchronises
 from ..capture.branches import answering_branches
 from ..capture.nested_encoders import encoders_as_plain
@@ -60,6 +61,7 @@ def _around_a_capture(recurrent: bool) -> Iterator[None]:
         answering_branches(),
         rules_as_plain(),
         encoders_as_plain(),
+        averages_traced(),
     ):
         yield
 

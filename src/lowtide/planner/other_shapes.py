@@ -17,10 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import inf, log
 
-from ..errors import ScheduleError
+from ..errors import OutOfTime, ScheduleError
 from ..plans.graph import Graph
 from ..plans.keep_all import keep_all
-from ..plans.patience import OutOfTime
 from ..plans.schedule import Schedule
 from ..plans.simulator import simulate
 from ..solve.auto import ladder_at, recall, remembers

@@ -12,15 +12,15 @@ from contextvars import ContextVar
 from math import inf
 from time import time
 
-from ..errors import LowtideError
+from ..errors import LowtideError, OutOfTime
 
 __all__ = [
     "PLANNING_SECONDS",
-    "OutOfTime",
     "check_seconds",
     "check_time",
     "out_of_time",
     "planning_for",
+    "seconds_left",
     "unbounded",
     "until",
 ]
@@ -29,10 +29,6 @@ PLANNING_SECONDS = 600.0
 """By default. Chosen: steps of 50 000 ops are planned in a tenth of it (benchmarks/plan_times.py)."""
 
 _until: ContextVar[tuple[float, float]] = ContextVar("until", default=(inf, inf))
-
-
-class OutOfTime(LowtideError):  # noqa: N818  # named for what is the matter, as the public errors are
-    """Planning took longer than it may."""
 
 
 @contextmanager
@@ -61,6 +57,12 @@ def until() -> float:
     return _until.get()[0]
 
 
+def seconds_left() -> float:
+    """How long planning may still take; raises `OutOfTime` where that is over."""
+    check_time()
+    return until() - time()
+
+
 def check_time() -> None:
     """Raise `OutOfTime` where planning has taken too long."""
     if time() > until():
@@ -78,6 +80,10 @@ def out_of_time() -> OutOfTime:
 
 def check_seconds(seconds: object) -> float:
     """A bound on planning as a user wrote it."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+    try:
+        found = float(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else 0.0
+    except OverflowError:  # a whole number of hundreds of digits
+        found = inf
+    if not found > 0:
         raise LowtideError(f"planning_seconds={seconds!r} must be a number of seconds above 0")
-    return float(seconds)
+    return found

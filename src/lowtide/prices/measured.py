@@ -20,10 +20,12 @@ from .._torch import private
 from ..capture.fx_nodes import is_item
 from ..capture.kernel_outputs import Outputs, lazily, lazy, may_hold, outputs_of
 from ..capture.lift import Lifted
+from ..capture.module_hooks import calls_hooks
 from ..capture.op_signature import signature
 from ..capture.rewrites.accumulate import is_accumulation
 from ..capture.rewrites.collectives import is_collective, is_wait
 from ..capture.rewrites.handing import is_handing
+from ..capture.rewrites.own_generators import with_others
 from ..capture.rewrites.stepping import is_update
 from ..devices.allocator import rounded
 from ..devices.table import describe, find_device
@@ -192,8 +194,8 @@ def _written(lifted: Lifted, op: Op, outputs: Outputs, device: torch.device) -> 
 
 
 def _is_autograds(node: fx.Node) -> bool:
-    """Whether a node does autograd's or an optimizer's work with gradients, and so never runs alone."""
-    return is_accumulation(node) or is_handing(node) or is_update(node)
+    """Whether a node does autograd's, an optimizer's or a hook's work with gradients: it never runs alone."""
+    return is_accumulation(node) or is_handing(node) or is_update(node) or calls_hooks(node)
 
 
 def _try_op(node: fx.Node, device: torch.device, *, channels_last: bool = False) -> Price:
@@ -206,6 +208,7 @@ def _try_op(node: fx.Node, device: torch.device, *, channels_last: bool = False)
         for parent in node.all_input_nodes:
             made[parent] = _with_channels_last(_made_up(parent)) if channels_last else _made_up(parent)
         args, kwargs = fx.map_arg((node.args, node.kwargs), made.__getitem__)
+        args = with_others(args)
         reads = [tensor for item in made.values() for tensor in private("tree_leaves")(item)]
         reads = [tensor for tensor in reads if isinstance(tensor, torch.Tensor)]
         return _clock_for(device)(lambda: node.target(*args, **kwargs), device, reads)  # type: ignore[operator]
@@ -219,8 +222,9 @@ def _made_up(node: fx.Node) -> Any:
     """Inputs for a trial run; what only an op itself can make (seeds, indices) comes from running that op."""
     value = node.meta["val"]
     # Zeros would not do: the indices of a max pooling, or the seed of an attention, must be valid ones.
-    if is_item(node) and isinstance(value, torch.Tensor) and not value.dtype.is_floating_point:
-        source: Any = node.args[0]
+    source: Any = node.args[0] if is_item(node) else node
+    numbers = isinstance(value, torch.Tensor) and not value.dtype.is_floating_point
+    if is_item(node) and numbers and not _is_autograds(source):
         args, kwargs = fx.map_arg((source.args, source.kwargs), _made_up)
         return source.target(*args, **kwargs)[node.args[1]]
     if isinstance(value, list | tuple):

@@ -3,7 +3,8 @@
 The traced graph holds a functional BatchNorm that returns new running statistics, which are copied into the
 buffers at the end; on a GPU it does not use cuDNN and was seen to cost ResNet-50 19 % of its step. Here it
 becomes the operator that eager would pick. When the op is recomputed, it runs without statistics: they are
-updated exactly once per step, and its other outputs do not depend on them.
+updated exactly once per step, and its other outputs do not depend on them. Where they are averages of all
+batches (`averaged_norms.py`), the number of batches stands in the place of the momentum.
 """
 
 from __future__ import annotations
@@ -15,16 +16,26 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..averaged_norms import AVERAGED, newest
+
 __all__ = ["RECOMPUTED_BY", "UPDATES_STATISTICS", "fuse", "recomputed_args"]
 
 aten = torch.ops.aten
 
 
-def batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Any:
+Momentum = float | torch.Tensor
+"""How much this batch weighs in the statistics, or the number of batches that weigh alike."""
+
+
+def _weight(momentum: Momentum) -> float:
+    return newest(momentum) if isinstance(momentum, torch.Tensor) else momentum
+
+
+def batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: Momentum, eps: float) -> Any:
     """Train-mode BatchNorm by the native kernel; updates the running statistics."""
     if mean is None:
         return aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
-    return aten._native_batch_norm_legit.default(x, weight, bias, mean, var, True, momentum, eps)
+    return aten._native_batch_norm_legit.default(x, weight, bias, mean, var, True, _weight(momentum), eps)
 
 
 def batch_norm_recomputed(
@@ -34,9 +45,11 @@ def batch_norm_recomputed(
     return aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
 
 
-def cudnn_batch_norm(x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float) -> Any:
+def cudnn_batch_norm(
+    x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: Momentum, eps: float
+) -> Any:
     """Train-mode BatchNorm by cuDNN; updates the running statistics."""
-    return aten.cudnn_batch_norm.default(x, weight, bias, mean, var, True, momentum, eps)
+    return aten.cudnn_batch_norm.default(x, weight, bias, mean, var, True, _weight(momentum), eps)
 
 
 def cudnn_batch_norm_recomputed(
@@ -69,7 +82,7 @@ def recomputed_args(node: fx.Node) -> tuple[Any, ...]:
     if node.target not in RECOMPUTED_BY:
         return node.args
     x, weight, bias, _, _, momentum, eps = node.args
-    return x, weight, bias, None, None, momentum, eps
+    return x, weight, bias, None, None, 0.0 if isinstance(momentum, fx.Node) else momentum, eps
 
 
 _FUNCTIONAL = aten._native_batch_norm_legit_functional.default
@@ -81,6 +94,9 @@ def fuse(graph: fx.Graph) -> None:
     """Replace every train-mode functional BatchNorm, its backward and its statistics' copies."""
     for node in graph.find_nodes(op="call_function", target=_FUNCTIONAL):
         if node.args[5] is True and _copies(node) is not None:
+            _fuse_one(graph, node)
+    for node in graph.find_nodes(op="call_function", target=AVERAGED):
+        if _copies(node) is not None:
             _fuse_one(graph, node)
 
 
@@ -108,7 +124,7 @@ def _copies(node: fx.Node) -> list[fx.Node] | None:
 
 
 def _fuse_one(graph: fx.Graph, node: fx.Node) -> None:
-    x, weight, bias, mean, var, _, momentum, eps = node.args
+    x, weight, bias, mean, var, *_, momentum, eps = node.args
     for copy in _copies(node) or ():
         graph.erase_node(copy)
     items = _items(node)
@@ -156,7 +172,7 @@ def _reserve(x: Any) -> torch.Tensor:
 def _eager_uses_cudnn(node: fx.Node) -> bool:
     """Whether eager's batch_norm would pick cuDNN here (ATen/native/Normalization.cpp, 2.11-2.13)."""
     x, weight, bias = (arg.meta["val"] if isinstance(arg, fx.Node) else None for arg in node.args[:3])
-    eps: Any = node.args[7]
+    eps: Any = node.args[-1]
     if x is None or weight is None or bias is None or x.device.type != "cuda":
         return False
     enabled = torch.backends.cudnn.enabled and torch.backends.cudnn.is_available()

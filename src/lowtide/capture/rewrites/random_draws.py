@@ -19,9 +19,10 @@ import torch
 from torch import fx
 
 from ..._torch import private_of
-from ...torch_state.random_state import recompute
+from ...torch_state.random_state import OwnGenerator, recompute
 from ..fx_nodes import storage_of, tensors_of, traced_in_backward
 from .dropout import RANDOM
+from .own_generators import generator_of_node
 
 __all__ = [
     "draws",
@@ -85,7 +86,18 @@ def bernoulli_recomputed(state: torch.Tensor, device: str, x: Any, p: float, *, 
     return recompute(state, device, bernoulli, x, p, generator=generator)
 
 
+def bernoulli_from(source: OwnGenerator, x: Any, p: float) -> Any:
+    """The same from a generator of its own."""
+    return bernoulli(x, p, generator=source.generator)
+
+
+def bernoulli_from_again(state: torch.Tensor, source: OwnGenerator, x: Any, p: float) -> Any:
+    """The same zeros and ones, from that generator's saved state."""
+    return recompute(state, source, bernoulli_from, source, x, p)
+
+
 RANDOM[bernoulli] = bernoulli_recomputed
+RANDOM[bernoulli_from] = bernoulli_from_again
 
 
 def dropped(x: torch.Tensor, p: float, train: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,7 +111,12 @@ def in_order_of_memory(graph: fx.Graph) -> None:
     for node in graph.nodes:
         # The functional op draws in the order of the result, which is contiguous; eager's draws along the
         # strides.
-        if node.target is aten.bernoulli.p and not node.args[0].meta["val"].is_contiguous():
+        source = generator_of_node(node)
+        if source is not None and node.args[1] is aten.bernoulli.p:
+            if not node.args[2].meta["val"].is_contiguous():
+                node.target, node.args = bernoulli_from, (source, *node.args[2:])
+                changed.add(node)
+        elif node.target is aten.bernoulli.p and not node.args[0].meta["val"].is_contiguous():
             node.target = bernoulli
             changed.add(node)
         elif node.target is aten.native_dropout.default and node.args[1] == 1 and node.args[2]:
@@ -134,12 +151,17 @@ def lay_out_calls(module: fx.GraphModule) -> None:
 
 
 def _returns_contiguous(node: fx.Node) -> bool:
-    if node.target in (torch.bernoulli, "bernoulli"):
+    if _called(node) in (torch.bernoulli, "bernoulli"):
         return len(node.args) > 1 or "p" in node.kwargs
     if node.target not in (torch.rrelu, torch.nn.functional.rrelu):
         return False
     training, inplace = (_argument(node, name, index) for name, index in (("training", 3), ("inplace", 4)))
     return bool(training) and not inplace
+
+
+def _called(node: fx.Node) -> Any:
+    """What a node calls, also where a generator is held in its place."""
+    return getattr(node.target, "instead_of", node.target)
 
 
 def _argument(node: fx.Node, name: str, index: int) -> Any:

@@ -30,6 +30,7 @@ import numpy as np
 from ...errors import LowtideError
 from ...plans.graph import Graph
 from ...plans.order import first_order, with_drops
+from ...plans.patience import seconds_left
 from ...plans.schedule import Run, Schedule
 from ...plans.simulator import simulate
 from ..auto import auto
@@ -221,7 +222,7 @@ def _solve(
     import highspy
 
     solver = highspy.Highs()
-    for name, value in _options(seconds_limit).items():
+    for name, value in _options(min(seconds_limit, seconds_left())).items():
         solver.setOptionValue(name, value)
     programme = _programme(stages, budget, unit)
     if not programme.num_col_ and min(programme.row_upper_, default=0.0) >= 0:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ...plans.patience import check_time
 from .pareto import NEVER, staircase, unbeaten
 from .tables import Bytes, Seconds, Tables
 
@@ -67,6 +68,7 @@ def least_cached(family: Tables, budget: int) -> Least:
     pools = _Pools(family)
     cached[0] = slack[0] = 0
     for target in range(1, count):
+        check_time()
         best, source = pools.query(family.far[target], most_slack[target], cached, slack)
         best += int(family.edge_bytes[target])
         near = family.near[target]
@@ -112,6 +114,7 @@ def ends(family: Tables, budget: int, least: Least, *, coarse: bool, price: floa
     """The bounds from each set to V; the cost is recomputation, or time cached where `coarse` is asked."""
     sweep = _Sweep(family, budget, least, coarse, price)
     for target in range(len(family.sets) - 2, -1, -1):
+        check_time()
         sweep.leap(target)
         sweep.step(target)
     return Ends(sweep.most, sweep.rest, price)

@@ -15,6 +15,7 @@ O(ops + reads + writes).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -23,8 +24,9 @@ from .family import ForwardDag
 
 __all__ = ["Contraction", "contract"]
 
-SMALL = 1 / 2000
-"""The share of the forward's bytes up to which what is made from given values alone is simply kept."""
+SMALL, ALL_SMALL = 1 / 2000, 1 / 100
+"""The share of the forward's bytes up to which what is made from given values alone is simply kept, and the
+share of all of that: a forward of thousands of equal ops is made of nothing else. Chosen."""
 
 
 @dataclass(frozen=True)
@@ -65,26 +67,31 @@ class _Contracting:
                     self.readers[writer.name].append(name)
                     self.sources[name].append(writer.name)
         total = sum(self.size(graph.op[name].writes) for name in forward)
-        self.small = int(total * SMALL)
+        self.small, self.all_small = int(total * SMALL), int(total * ALL_SMALL)
 
     def size(self, values: Iterable[str]) -> int:
         found = (self.graph.value[value] for value in values)
         return sum(value.bytes for value in found if value.droppable)
 
     def leave_out_small(self) -> None:
+        left = self.all_small
         for name in self.forward:
             op = self.graph.op[name]
             loose = not self.sources[name] and not self.readers[name]
             given = all(source not in self.home for source in self.sources[name])
-            if loose or (given and self.size(op.writes) <= self.small):
+            size = self.size(op.writes)
+            if loose or (given and size <= min(self.small, left)):
+                left -= 0 if loose else size
                 del self.home[name]
 
     def join_transients(self) -> None:
+        joined: Counter[str] = Counter()
         for name in reversed([name for name in self.forward if name in self.home]):
             homes = {self.home[reader] for reader in self.readers[name] if reader in self.home}
             saved = self.size(value for value in self.graph.op[name].writes if value in self.saved)
-            if len(homes) == 1 and saved <= self.small:
-                self.home[name] = homes.pop()
+            if len(homes) == 1 and joined[home := homes.pop()] + saved <= self.small:
+                self.home[name] = home
+                joined[home] += saved
 
     def join_leaves(self) -> None:
         kept = [name for name in self.forward if name in self.home]
@@ -154,5 +161,8 @@ class _Contracting:
             for value in self.graph.op[reader].reads
         }
         return self.size(
-            value for name in names for value in self.graph.op[name].writes if value in read | self.saved
+            value
+            for name in names
+            for value in self.graph.op[name].writes
+            if value in read or value in self.saved
         )

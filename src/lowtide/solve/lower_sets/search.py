@@ -34,6 +34,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...plans.patience import check_time
 from .bounds import Ends, best_ends, least_cached
 from .pareto import NEVER, pareto, staircase, unbeaten
 from .tables import Bytes, Seconds, Tables
@@ -184,6 +185,7 @@ class _Search:
     def run(self, progress: Progress | None) -> None:
         """Make the labels of all sets but V."""
         for target in range(1, len(self.family.sets) - 1):
+            check_time()
             if progress is not None and target % 64 == 0:
                 progress(target / len(self.family.sets))
             self.start[target] = self.count

@@ -21,6 +21,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ...plans.patience import check_time
 from .family import ForwardDag, TooManyLowerSets
 
 __all__ = ["Bytes", "Near", "Seconds", "Tables", "tables"]
@@ -31,6 +32,8 @@ Flags = NDArray[np.bool_]
 Number = TypeVar("Number", np.int64, np.float64)
 
 PAIR_LIMIT = 30_000_000
+FLAG_LIMIT = 1 << 28
+"""Sets times nodes: a few tables of that many bytes are made. Chosen: 16 000 sets of 16 000 nodes."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,11 @@ def tables(
     A segment takes its bytes `times` times: twice in the paper, which counts a gradient for each activation.
     """
     ordered = sorted(set(sets), key=lambda nodes: (nodes.bit_count(), nodes))
+    if len(ordered) * len(dag.before) > FLAG_LIMIT:
+        raise TooManyLowerSets(
+            f"{len(ordered)} lower sets of a forward graph of {len(dag.before)} nodes take too much memory; "
+            'choose another method, as method="auto"'
+        )
     inside = _inside(dag, ordered)
     edge, tail, ready = _neighbours(dag, inside)
     size = np.array(dag.bytes, dtype=np.int64)
@@ -87,6 +95,7 @@ def tables(
     pairs = 0
     near: list[Near] = []
     for target in range(len(ordered)):
+        check_time()
         near.append(_near(target, far[target] + 1, inside, edge, ready, size, cost))
         pairs += len(near[-1].sources)
         if pairs > PAIR_LIMIT:
@@ -134,6 +143,7 @@ def _neighbours(dag: ForwardDag, inside: Flags) -> tuple[Flags, tuple[Flags, Fla
     edge, front, beside = (np.zeros_like(inside) for _ in range(3))
     ready = ~inside
     for node, sources in enumerate(dag.before):
+        check_time()
         for source in sources:
             crossing = inside[source] & ~inside[node]
             edge[source] |= crossing

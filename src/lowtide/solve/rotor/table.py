@@ -35,6 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ...plans.patience import check_time
 from .chain import UNITS, Action, ChainPlan, Option, Stage, check_chain
 from .sizes import ChainSizes
 from .too_small import too_small
@@ -136,6 +137,7 @@ class ChainTable:
         skips = np.full((count, count, self.rows), np.inf)
         # From the end, since a part is made of parts that begin later or end earlier.
         for first in range(count - 1, -1, -1):
+            check_time()
             kept = self._kept(first)
             self._skipped(first, skips)
             for last in range(first, count):

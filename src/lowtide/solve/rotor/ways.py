@@ -24,6 +24,7 @@ from itertools import accumulate, pairwise
 from math import fsum
 
 from ...plans.graph import Op
+from ...plans.patience import check_time
 from ..chain_stages import Stages
 from .chain import Option
 
@@ -228,6 +229,7 @@ class Block:
         heap = [(self._price(value, kept, again)[0], value) for value in sorted(kept)]
         heapq.heapify(heap)
         while heap:
+            check_time()
             _, value = heapq.heappop(heap)
             if value not in kept:
                 continue
@@ -265,6 +267,7 @@ class Block:
         op, there = self.places.graph.op, set(kept)
         runs: list[str] = []
         for name in self.backward:
+            check_time()  # a long block takes the square of its ops
             missing = [value for value in op[name].reads if value in self.writer and value not in there]
             if missing:
                 again = self._closure(missing, there, set())

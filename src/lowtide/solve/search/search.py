@@ -44,8 +44,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ...errors import OutOfTime
 from ...plans.graph import Graph
-from ...plans.patience import OutOfTime, check_time, out_of_time, until
+from ...plans.patience import check_time, out_of_time, until
 from ..bound.moments import RequiredOps
 from .arrange import arrange
 from .effort import effort_for
