@@ -27,11 +27,9 @@ from .settings import (
     first_run_unwatched,
     in_process_group,
     keeping_draws,
-    metrics_without_settings,
     module_of,
     settings_kept,
     telling_of_a_capture,
-    without_graph_texts,
 )
 from .sizes import (
     SYMBOLIC,
@@ -54,16 +52,25 @@ from .traces import (
     untraced,
     writes_traced,
 )
+from .unread import (
+    asserts_uncoded,
+    calls_unnamed,
+    guards_untimed,
+    metrics_without_settings,
+    without_graph_texts,
+)
 
 __all__ = [
     "ATTRIBUTES",
     "NAMES",
     "SYMBOLIC",
     "Strides",
+    "asserts_uncoded",
     "autocast_knows",
     "boxed",
     "branches_answered",
     "calls_looked_at",
+    "calls_unnamed",
     "capture_settings",
     "changes_gradients",
     "code_on_demand",
@@ -76,6 +83,7 @@ __all__ = [
     "frees_tangents",
     "generated_code",
     "generated_modules",
+    "guards_untimed",
     "has_marks",
     "hint",
     "holders",
