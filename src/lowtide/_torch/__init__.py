@@ -33,6 +33,7 @@ from .settings import (
 )
 from .sizes import (
     SYMBOLIC,
+    called,
     expression,
     has_marks,
     hint,
@@ -69,6 +70,7 @@ __all__ = [
     "autocast_knows",
     "boxed",
     "branches_answered",
+    "called",
     "calls_looked_at",
     "calls_unnamed",
     "capture_settings",
