@@ -38,14 +38,13 @@ from .settings import (
     first_run_unwatched,
     in_process_group,
     keeping_draws,
-    metrics_without_settings,
     module_of,
     settings_kept,
     telling_of_a_capture,
-    without_graph_texts,
 )
 from .sizes import (
     SYMBOLIC,
+    called,
     expression,
     has_marks,
     hint,
@@ -65,6 +64,13 @@ from .traces import (
     untraced,
     writes_traced,
 )
+from .unread import (
+    asserts_uncoded,
+    calls_unnamed,
+    guards_untimed,
+    metrics_without_settings,
+    without_graph_texts,
+)
 
 __all__ = [
     "ATTRIBUTES",
@@ -72,10 +78,13 @@ __all__ = [
     "RECAPTURES",
     "SYMBOLIC",
     "Strides",
+    "asserts_uncoded",
     "autocast_knows",
     "boxed",
     "branches_answered",
+    "called",
     "calls_looked_at",
+    "calls_unnamed",
     "capture_settings",
     "changes_gradients",
     "code_on_demand",
@@ -90,6 +99,7 @@ __all__ = [
     "generated_code",
     "generated_modules",
     "generators_traced",
+    "guards_untimed",
     "has_marks",
     "hint",
     "holders",

@@ -20,6 +20,7 @@ import torch
 from ..process_wide import Change, here
 from .gradients_inside import let_leaves_be_inside, let_no_backward_be_inside
 from .names import private
+from .sizes import askers_noted
 
 Answer = Callable[[str, Any], bool | None]
 """Which way a branch goes, of the module whose code branches and the node of the tensor; None: unknown."""
@@ -106,7 +107,8 @@ def _let_look() -> None:
         whole = tracer.output.current_tracer.parent is None  # not a part that is traced by itself
         if look is not None and whole and node.op in ("call_function", "call_method"):
             look(node)
-        return tried(node, tracer, *args, **kwargs)
+        with askers_noted(node, tracer):
+            return tried(node, tracer, *args, **kwargs)
 
     builder.get_fake_value = try_call  # type: ignore[attr-defined]
 

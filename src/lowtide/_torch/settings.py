@@ -12,6 +12,7 @@ import torch
 
 from ..process_wide import attributes
 from .names import private
+from .unread import side_effects_untold
 
 
 def first_run_unwatched() -> AbstractContextManager[None]:
@@ -63,6 +64,7 @@ def capture_settings(*, recurrent: bool = False) -> AbstractContextManager[None]
         allow_rnn=recurrent,
         **({"trace_autograd_ops": True} if hasattr(config, "trace_autograd_ops") else {}),  # seen in 2.13
         ignore_logging_functions=config.ignore_logging_functions or _log_functions(),
+        **side_effects_untold(),
     )
 
 
@@ -109,37 +111,6 @@ class _Unlisted(set[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return iter((warnings.warn,))
-
-
-def metrics_without_settings() -> AbstractContextManager[None]:
-    """Leave the settings out of torch's metrics of a capture: torch 2.11 cannot write functions as JSON.
-
-    It logs an error at each capture where settings name functions (`_get_dynamo_config_for_logging`, seen in
-    2.11-2.13).
-    """
-    return attributes(private("dynamo_metrics"), _get_dynamo_config_for_logging=_no_settings)
-
-
-def _no_settings() -> None:
-    return None
-
-
-@contextmanager
-def without_graph_texts() -> Iterator[None]:
-    """Leave out the text of each graph where nobody keeps torch's structured trace (seen in 2.11-2.13).
-
-    AOTAutograd writes it for that trace whether there is one or not: a 25th of the capture of 3000 ops.
-    """
-    if logging.getLogger("torch.__trace").handlers:
-        yield
-        return
-    written = torch.fx.GraphModule.print_readable
-
-    def readable(self: torch.fx.GraphModule, print_output: bool = True, *args: Any, **kwargs: Any) -> str:
-        return written(self, print_output, *args, **kwargs) if print_output else ""
-
-    with attributes(torch.fx.GraphModule, print_readable=readable):
-        yield
 
 
 def code_on_demand() -> AbstractContextManager[None]:

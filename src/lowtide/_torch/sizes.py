@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -38,11 +43,47 @@ def with_numbers(number: Any, known: dict[Any, int]) -> Any:
     return next(kind(found) for symbolic, kind in kinds if isinstance(number, symbolic))
 
 
+_askers: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()
+"""Of the traces under way: the calls that made a trace take something for granted, by the guard's place."""
+
+
+@contextmanager
+def askers_noted(node: Any, tracer: Any) -> Iterator[None]:
+    """Note for which guards a call that the front end tries has asked (`shape_env.guards`, in 2.11-2.13)."""
+    environment = tracer.output.shape_env
+    before = len(environment.guards)
+    try:
+        yield
+    finally:
+        for place in range(before, len(environment.guards)):
+            _askers.setdefault(environment, {})[place] = called(node)
+
+
+def called(node: Any) -> str:
+    """The function or method that a node of a graph calls."""
+    return str(getattr(node.target, "__name__", node.target))
+
+
 def specialised_at() -> str:
-    """Which line made a number of a size in the present trace (`ShapeEnv.guards`, seen in 2.11-2.13)."""
+    """Which call made a number of a size in the present trace, and on which line.
+
+    By `ShapeEnv.guards`, each with a line of the user's code and one of torch's (seen in 2.11-2.13).
+    """
     environment = private("TracingContext").get().fake_mode.shape_env
-    lines = [str(guard.sloc) for guard in environment.guards if guard.expr.is_Equality]
-    return f"a size is a number in {lines[0]}" if lines else "torch takes its sizes for numbers"
+    equal = [(place, guard) for place, guard in enumerate(environment.guards) if guard.expr.is_Equality]
+    if not equal:
+        return "torch takes its sizes for numbers"
+    # A bare symbol that is a number, before what says that a size is even, say.
+    place, guard = min(equal, key=lambda found: not any(side.is_Symbol for side in found[1].expr.args))
+    asker = _askers.get(environment, {}).get(place)
+    taken = f"{asker} takes a size for a number" if asker else "a size is taken for a number"
+    return f"{taken} at {_line(str(guard.sloc))}"
+
+
+def _line(told: str) -> str:
+    """A line of code as file:line and its text, from torch's way of putting it."""
+    found = re.match(r"(.*?)\s+# (\S+):(\d+) in ", told)
+    return f"{PurePath(found[2]).name}:{found[3]}: {found[1]}" if found else told
 
 
 _SIZE_MARKS = (

@@ -25,8 +25,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch import SYMBOLIC, expression, module_of, traced_value, with_numbers
+from .._torch import SYMBOLIC, called, expression, module_of, traced_value, with_numbers
 from ..errors import CaptureError
+from .lift import source_line
 from .sizes_by_symbols import is_number
 
 __all__ = ["Fixed", "OpenGraph", "Refused"]
@@ -233,5 +234,6 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _called(node: fx.Node) -> str:
-    """What a user knows a node by."""
-    return str(getattr(node.target, "__name__", node.target))
+    """What a user knows a node by, and where it stands."""
+    line = source_line(node)
+    return called(node) + (f" at {line}" if line else "")

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .._torch import module_of
 from ..capture.fx_nodes import is_item, tensors_of
 from ..capture.in_place import IN_PLACE, InPlace
 from ..capture.lift import Lifted
@@ -118,7 +119,7 @@ class _Lowering:
         return Pair(self.module(forward.graph), self.module(self.side.graph), tuple(handing.groups))
 
     def module(self, graph: fx.Graph) -> fx.GraphModule:
-        return fx.GraphModule(self.trace.module, graph)
+        return module_of(self.trace.module, graph)
 
     def write(self, steps: tuple[Step, ...], *, after: Callable[[int], None] | None = None) -> None:
         for index, step in enumerate(steps):

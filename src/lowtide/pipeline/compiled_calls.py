@@ -15,9 +15,12 @@ from typing import Any
 import torch
 
 from .._torch import (
+    asserts_uncoded,
+    calls_unnamed,
     capture_settings,
     compiled,
     count_global_hooks,
+    guards_untimed,
     has_marks,
     metrics_without_settings,
     private,
@@ -58,6 +61,9 @@ def _around_a_capture(recurrent: bool) -> Iterator[None]:
         nothing_left(),
         capture_settings(recurrent=recurrent),
         metrics_without_settings(),
+        asserts_uncoded(),
+        calls_unnamed(),
+        guards_untimed(),
         answering_branches(),
         rules_as_plain(),
         encoders_as_plain(),
