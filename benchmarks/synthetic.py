@@ -13,7 +13,7 @@ from typing import Any
 from lowtide.errors import LowtideError
 from lowtide.plans.graph import Graph, Op, Value, ValueKind
 
-__all__ = ["branched_step", "random_step", "scaled", "unrolled"]
+__all__ = ["branched_step", "encoder_decoder", "random_step", "scaled", "unrolled"]
 
 MIB = 1 << 20
 TICK = 1e-5
@@ -145,6 +145,32 @@ def unrolled(ops: int) -> Graph:
     """An unrolled LSTM of at least n ops, and less than one step more."""
     one, two = (len(lstm(steps).ops) for steps in (1, 2))
     return lstm(1 + -(-max(ops - one, 0) // (two - one)))
+
+
+def encoder_decoder(levels: int = 2) -> Graph:
+    """Convolutions at sizes that shrink by four at each pooling and grow again, indices and skips across."""
+    tape = Tape()
+    x, size = tape.value("image", 3 * MIB, "input"), 64 * MIB
+    across = []
+
+    def convolutions(name: str, x: str, size: int) -> str:
+        for i in range(2):
+            x = tape.linear(f"{name}.conv{i}", x, size, MIB // 16, size / MIB / 4)
+            x = tape.op(f"{name}.relu{i}", [x], [size], size / MIB / 20, [f"{name}.relu{i}"])
+        return x
+
+    for level in range(levels):
+        x = convolutions(f"down{level}", x, size)
+        across.append((x, size))
+        size //= 4
+        x = tape.op(f"pool{level}", [x], [size, 2 * size], size / MIB / 5, [])
+    for level, (skip, size) in reversed([*enumerate(across)]):
+        indices = f"pool{level}.1"
+        x = tape.op(f"unpool{level}", [x, indices], [size], size / MIB / 20, [indices])
+        x = tape.op(f"join{level}", [x, skip], [size], size / MIB / 20, [])
+        x = convolutions(f"up{level}", x, size)
+    weight = tape.value("head", 1024, "parameter")
+    return tape.graph(tape.op("loss", [x, weight], [512], 1.0, [x, weight]))
 
 
 def random_step(seed: int, ops: int) -> Graph:

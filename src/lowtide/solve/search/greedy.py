@@ -11,9 +11,10 @@ removed)^exponent until the excess is zero. (DTR, Kirisame et al. 2021, evicts b
 staleness while a step runs; here the whole step is known, so a gain is counted where it matters.) Then
 repeated runs that the budget does not need are taken away, dearest first.
 
-The next move comes from a heap that starts with optimistic scores (the value's whole gap gains, only its
-own op costs) and evaluates a move only when it comes up: applied to the tape, measured, taken back. Gains
-mostly shrink as the excess does, so few moves are evaluated more than once or twice.
+The next move comes from a heap that starts with optimistic scores (the value's whole gap gains, and what the
+op's other outputs wait over, which come back with it; only its own op costs) and evaluates a move only when
+it comes up: applied to the tape, measured, taken back. Gains mostly shrink as the excess does, so few moves
+are evaluated more than once or twice.
 
 Complexity: O(moves · evaluations per move · slots in numpy); some 10^2 μs per evaluation.
 
@@ -78,8 +79,8 @@ class Descent:
         count = np.concatenate(([0], np.cumsum(over > 0))).tolist()
         self.heap = []
         for value, events in enumerate(tape.events):
-            writer, size = facts.writer[value], facts.size[value]
-            if not facts.recomputable[writer] or not size:
+            writer = facts.writer[value]
+            if not facts.recomputable[writer] or not facts.size[value]:
                 continue
             for before, after in pairwise(events):
                 start = tape.waits_from(value, before)
@@ -90,8 +91,22 @@ class Descent:
                     # Optimistic on both sides, so that no good move is missed: a run may be above by less
                     # than the size, and the op's inputs may be gone. What is real is measured when the move
                     # comes up.
-                    gain = min(size * hot, area[after] - area[start])
+                    waiting = self.waiting(writer, after)
+                    size = sum(facts.size[other] * (count[after] - count[since]) for other, since in waiting)
+                    gain = min(size, area[after] - area[min(since for _, since in waiting)])
                     self.push(value, after, Move(facts.seconds[writer], gain))
+
+    def waiting(self, op: int, after: int) -> list[tuple[int, int]]:
+        """The outputs of an op that wait for a run at a slot or after it, each with where that begins.
+
+        One more run gives back all of them, so all of them may be dropped.
+        """
+        tape, found = self.tape, []
+        for value in self.facts.writes[op]:
+            before, there = tape.around(value, after)
+            if there:
+                found.append((value, tape.waits_from(value, before)))
+        return found
 
     def push(self, value: int, after: int, move: Move) -> None:
         heapq.heappush(self.heap, (move.score(self.exponent), value, after))
@@ -149,12 +164,13 @@ class Descent:
         events = tape.events[value]
         index = events.index(slot)
         # The gaps on both sides of the new run, and their neighbours, whose bytes it has changed.
-        for at in range(max(index - 1, 1), min(index + 3, len(events))):
-            before, after = events[at - 1], events[at]
+        for after in events[max(index - 1, 1) : index + 3]:
             if tape.at[after] == facts.writer[value]:
                 continue
-            over = np.maximum(tape.mem[tape.waits_from(value, before) : after] - self.budget, 0)
-            gain = float(np.minimum(over, facts.size[value]).sum())
+            gain = 0.0
+            for other, since in self.waiting(facts.writer[value], after):
+                over = np.maximum(tape.mem[since:after] - self.budget, 0)
+                gain += float(np.minimum(over, facts.size[other]).sum())
             if gain > 0:
                 self.push(value, after, Move(facts.seconds[facts.writer[value]], gain))
 

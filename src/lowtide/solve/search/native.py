@@ -171,11 +171,7 @@ class NativeTape:
         noise: float = 0.0,
         seed: int = 0,
     ) -> bool:
-        """See `greedy.descend`.
-
-        With noise each value's seconds count for up to so much more, and its bytes are those of all that its
-        op writes.
-        """
+        """See `greedy.descend`; with noise each value's seconds count for up to so much more."""
         most = -1 if limit is None else limit
         found = self.library.lowtide_descend(self.handle, budget, exponent, tolerance, most, noise, seed)
         return bool(done(found))

@@ -4,11 +4,9 @@ Problem: a descent never takes a move back, so an early one may stand in the way
 
 Method (ruin and recreate, Schrimpf et al. 2000; large neighbourhood search, Shaw 1998): take some repeated
 runs of a plan away at random, within a random part of the step, and descend anew with some noise in the
-scores; keep what is better. With noise an op with several outputs is scored by all of their bytes, which one
-more run gives back together; without it, by those of one. Most plans that are ruined are the best ones
-at a target, the others are a little larger and faster than that, and come down to it another way. A target
-at which that was in vain waits the longer for its next turn: far from the floor descents are hardly ever
-improved on, near it they often are.
+scores; keep what is better. Most plans that are ruined are the best ones at a target, the others are a little
+larger and faster than that, and come down to it another way. A target at which that was in vain waits the
+longer for its next turn: far from the floor descents are hardly ever improved on, near it they often are.
 
 Complexity: `Effort.edits` edits of tapes for all targets and one budget that is asked for.
 

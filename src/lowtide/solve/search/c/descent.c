@@ -222,14 +222,37 @@ static i32 make_slots(Descent *d, i32 after, i32 count) {
 
 /* ---- the descent ---- */
 
-/* The most bytes that closing a gap of a value can save. A run gives back all outputs of its op, so all of them may be
- * dropped: a descent with noise counts them all, one without looks at each by itself. */
-static i64 most_bytes(const Descent *d, i32 value) {
-    const Facts *f = d->tape->facts;
-    i32 op = f->writer[value];
-    if (!(d->noise > 0)) return f->size[value];
+/* Where a value begins to wait for a run at a slot or after it; the slot itself where it does not. */
+static i32 waits_for(const Tape *t, i32 value, i32 slot) {
+    int there;
+    i32 last = tape_around(t, value, slot, &there);
+    return there ? tape_waits_from(t, value, last) : slot;
+}
+
+/* The most that one more run right before a slot saves by all outputs of its op that wait then, from the excess and
+ * the number of runs above the budget up to each slot. */
+static i64 most_saved(const Tape *t, i32 op, i32 after, const i64 *area, const i32 *count) {
+    const Facts *f = t->facts;
     i64 bytes = 0;
-    for (i32 w = f->write_at[op]; w < f->write_at[op + 1]; w++) bytes += f->size[f->writes[w]];
+    i32 first = after;
+    for (i32 w = f->write_at[op]; w < f->write_at[op + 1]; w++) {
+        i32 start = waits_for(t, f->writes[w], after);
+        bytes += f->size[f->writes[w]] * (count[after] - count[start]);
+        if (start < first) first = start;
+    }
+    i64 over = area[after] - area[first];
+    return bytes < over ? bytes : over;
+}
+
+/* The same from the profile as it is. */
+static i64 most_saved_now(const Descent *d, i32 op, i32 after) {
+    const Tape *t = d->tape;
+    const Facts *f = t->facts;
+    i64 bytes = 0;
+    for (i32 w = f->write_at[op]; w < f->write_at[op + 1]; w++) {
+        i32 value = f->writes[w];
+        bytes += profile_excess(&t->mem, waits_for(t, value, after), after, d->budget, f->size[value]);
+    }
     return bytes;
 }
 
@@ -253,8 +276,7 @@ static void fill(Descent *d) {
         for (i32 i = 1; i < e->count; i++) {
             i32 start = tape_waits_from(t, value, e->at[i - 1]), after = e->at[i], hot = count[after] - count[start];
             if (!hot || t->at[after] == writer) continue;
-            i64 most = most_bytes(d, value) * hot, over = area[after] - area[start];
-            push(d, value, after, score(d, value, f->seconds[writer], most < over ? most : over));
+            push(d, value, after, score(d, value, f->seconds[writer], most_saved(t, writer, after, area, count)));
         }
     }
     pool_give(area);
@@ -266,12 +288,11 @@ static void push_new(Descent *d, i32 value, i32 slot) {
     const Tape *t = d->tape;
     const Facts *f = t->facts;
     const Slots *e = &t->events[value];
-    i32 index = slots_find(e, slot), last = index + 3 < e->count ? index + 3 : e->count;
+    i32 op = f->writer[value], index = slots_find(e, slot), last = index + 3 < e->count ? index + 3 : e->count;
     for (i32 i = index - 1 > 1 ? index - 1 : 1; i < last; i++) {
-        if (t->at[e->at[i]] == f->writer[value]) continue;
-        i32 start = tape_waits_from(t, value, e->at[i - 1]);
-        i64 gain = profile_excess(&t->mem, start, e->at[i], d->budget, most_bytes(d, value));
-        if (gain > 0) push(d, value, e->at[i], score(d, value, f->seconds[f->writer[value]], gain));
+        if (t->at[e->at[i]] == op) continue;
+        i64 gain = most_saved_now(d, op, e->at[i]);
+        if (gain > 0) push(d, value, e->at[i], score(d, value, f->seconds[op], gain));
     }
 }
 
