@@ -1,8 +1,8 @@
 """`pytest --cpu`: the files and tests that take the most CPU time, with the processes that they start.
 
 On a busy machine the seconds of the clock (`--durations`) say more of its load than of the tests. What a
-module's fixture does counts for the first test that asks for it. The report of a test's end has its seconds, so
-that they come from workers (`-n 2`) and into `--junit-xml` files, too.
+module's fixture does counts for the first test that asks for it. The report of a test's end has its seconds,
+so that they come from workers (`-n 2`) and into `--junit-xml` files, too.
 """
 
 from collections import Counter
