@@ -1,13 +1,17 @@
 """Random calls with a `generator=`: plain PyTorch's numbers, replayed from that generator's state."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint as checkpoint_with
 
 import lowtide
 from small_models import gradients, same
 
+checkpoint = functools.partial(checkpoint_with, use_reentrant=False)
 SHARED = torch.Generator()
 
 
@@ -139,11 +143,12 @@ def test_a_first_call_that_is_run_plainly_draws_once():
     ("draw", "options", "said"),
     [
         (lambda x, _: torch.rand(x.shape, generator=torch.Generator()), {}, "that the step makes"),
+        (lambda x, g: checkpoint(lambda y: y * torch.rand(16, generator=g), x), {}, "as a checkpoint"),
         (lambda x, g: torch.empty_like(x).exponential_(generator=g), {}, "an operator that torch cannot"),
         (lambda x, g: x if torch.rand([], generator=g) < 0.5 else -x, {}, "data-dependent branching"),
         (DRAWS["rand"], {"executor": "inductor"}, 'executor="eager"'),
     ],
-    ids=["made inside", "not traced", "decides a branch", "compiled"],
+    ids=["made inside", "in a checkpoint", "not traced", "decides a branch", "compiled"],
 )
 def test_refusals_name_the_generator(draw, options, said):
     model = lowtide.cap(Drawing(draw), "1MiB", **options)

@@ -173,6 +173,8 @@ def test_a_report_of_a_plan_file_a_graph_file_and_a_step(shell: Shell) -> None:
     ("words", "said"),
     [
         (("absent.json", "-o", "o.html"), "cannot read absent.json: No such file"),
+        (("a" * 5000, "-o", "o.html"), "File name too long"),
+        (("nul\0.json", "-o", "o.html"), "embedded null byte"),
         (("net.py:make_step", "-o", "."), "cannot write .: it is a folder"),
         (("net.py:make_step", "-o", "o.html", "--method", "chain"), "--method chain needs a --budget"),
         (("f.json", "-o", "o.html"), "f.json: field \"lowtide\": expected 'plan', found 'frontier'"),

@@ -47,6 +47,8 @@ def _let_generators_be_arguments() -> None:
     def as_proxy(self: Any) -> Any:
         if _here.known is None or type(self.value) is not torch.Generator or self.source is None:
             return own(self)
+        if private("Tracer").current_tx().output.current_tracer.parent is not None:
+            return own(self)  # in a part that is traced apart calls are not looked at
         private("install_guard")(self.source.make_guard(private("GuardBuilder").ID_MATCH))
         sign = f"{_SIGN}{next(_numbers)}"
         _here.known[sign] = self.value

@@ -187,7 +187,10 @@ def _reason(error: Any) -> str:
             "of the flags and whole numbers of a batch is followed, before anything writes to them"
         )
     if re.search("args/kwargs to proxy|opaque object", said) and "Generator" in whole:
-        return "a random generator that the step makes; make it before, and keep it where the step finds it"
+        return (
+            "a random generator that the step makes, or draws from in a part that torch traces apart, as a "
+            "checkpoint; make it before, keep it where the step finds it, and draw outside of such parts"
+        )
     if _NO_GENERATOR in whole:
         return (
             "an operator that torch cannot trace with a random generator of its own; draw from torch's "

@@ -53,7 +53,7 @@ class UserStep:
 def names_a_step(source: str) -> bool:
     """Whether a source is `FILE.py:FUNCTION` or `MODULE:FUNCTION`, not a graph file."""
     place, _, name = source.rpartition(":")
-    is_file = source == "-" or source.endswith(".json") or Path(source).exists()
+    is_file = source == "-" or source.endswith(".json") or os.path.exists(source)
     return source.rstrip(":").endswith(".py") or (bool(place) and name.isidentifier() and not is_file)
 
 
@@ -65,7 +65,7 @@ def found_step(named: str) -> Iterator[Callable[..., Any]]:
     source, _, name = named.rpartition(":")
     if not source or not name:
         raise LowtideError(f"{named!r} is not of the form MODULE:FUNCTION or FILE.py:FUNCTION")
-    if source.endswith(".py") and not Path(source).is_file():
+    if source.endswith(".py") and not os.path.isfile(source):
         raise CaptureError(f"there is no file {source!r}, seen from {os.getcwd()}")
     with _importable(source), redirect_stdout(sys.stderr), _quiet():
         with users_code(f"cannot import {source!r}"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,8 +37,10 @@ def read_graph_or_plan(path: str, *, most_bytes: int, most_ops: int) -> Graph | 
 def _text(path: str, noun: str, most_bytes: int) -> str:
     try:
         data = json_format.read_bytes(path, noun, most_bytes)
-    except OSError as error:
-        raise LowtideError(f"cannot read {_name(path)}: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # the latter of a name that no file can have
+        if isinstance(error, LowtideError):
+            raise
+        raise LowtideError(f"cannot read {_name(path)}: {_reason(error)}") from None
     return json_format.decode(data, noun)
 
 
@@ -58,9 +61,9 @@ def check_place(path: str | None) -> None:
     """Refuse a place that cannot be written to before the work, not after it."""
     if path is None or path == "-":
         return
-    if Path(path).is_dir():
+    if os.path.isdir(path):
         raise LowtideError(f"cannot write {path}: it is a folder")
-    if not Path(path).parent.is_dir():
+    if not os.path.isdir(Path(path).parent):
         raise LowtideError(f"cannot write {path}: there is no folder {Path(path).parent}")
 
 
@@ -68,5 +71,9 @@ def save(path: str, text: str) -> None:
     """Write a file, whole or not at all."""
     try:
         _write(Path(path), text)
-    except OSError as error:
-        raise LowtideError(f"cannot write {path}: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise LowtideError(f"cannot write {path}: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)
