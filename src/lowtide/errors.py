@@ -141,7 +141,7 @@ class OutOfTime(LowtideError):  # named for what is the matter, as the others ar
     """No plan was found in the time that planning may take.
 
     >>> import lowtide, torch
-    >>> lowtide.plan(torch.nn.Linear(64, 64), torch.ones(100, 64), budget="99%", method="rotor",
+    >>> lowtide.plan(torch.nn.Linear(48, 48), torch.ones(96, 48), budget="99%", method="rotor",
     ...              planning_seconds=1e-9)
     Traceback (most recent call last):
     lowtide.errors.OutOfTime: no plan was found in planning_seconds=1e-09 s; take more ...
