@@ -65,7 +65,6 @@ from .traces import (
     writes_traced,
 )
 from .unread import (
-    asserts_uncoded,
     calls_unnamed,
     guards_untimed,
     metrics_without_settings,
@@ -78,7 +77,6 @@ __all__ = [
     "RECAPTURES",
     "SYMBOLIC",
     "Strides",
-    "asserts_uncoded",
     "autocast_knows",
     "boxed",
     "branches_answered",

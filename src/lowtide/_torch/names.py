@@ -70,7 +70,6 @@ NAMES: dict[str, tuple[str, str]] = {
     "graph_task": ("torch._C:_current_graph_task_id", "2.11-2.13"),
     "active_ddp": ("torch.nn.parallel:DistributedDataParallel._get_active_ddp_module", "2.11-2.13"),
     "front_end": ("torch._dynamo.symbolic_convert", "2.11-2.13"),
-    "graphs_of_front_end": ("torch._dynamo.output_graph", "2.11-2.13"),
     "guards_of_front_end": ("torch._dynamo.guards", "2.11-2.13"),
     "side_effects": ("torch._dynamo.side_effects", "2.11-2.13"),
     "eval_frame": ("torch._dynamo.eval_frame", "2.11-2.13"),

@@ -5,9 +5,7 @@ Each is a few percent of the seconds to a first step. Where its log is on (`TORC
 
 from __future__ import annotations
 
-import functools
 import logging
-import types
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -42,33 +40,6 @@ def _replaced(module: Any, **functions: Any) -> AbstractContextManager[Any]:
 
 def _no_name(file: str, line: int) -> None:
     return None
-
-
-def asserts_uncoded() -> AbstractContextManager[None]:
-    """Let the front end write no code of the graph that it is about to put asserts of sizes into.
-
-    It makes a module of that graph for this alone, and another one when they are in (`fx`, of which it takes
-    `GraphModule` for nothing else, seen in 2.13).
-    """
-    return _replaced(private("graphs_of_front_end"), fx=_fx_on_demand())
-
-
-@functools.cache
-def _fx_on_demand() -> types.ModuleType:
-    """`torch.fx` with another `GraphModule`."""
-    made = types.ModuleType(torch.fx.__name__)
-    vars(made).update(vars(torch.fx), GraphModule=_OnDemand("GraphModule", (), {}))
-    return made
-
-
-class _OnDemand(type):
-    """The class of a class whose instances are all graph modules, and which makes some without code."""
-
-    def __call__(cls, *parts: Any) -> Any:
-        return private("lazy_graphs")._LazyGraphModule(*parts)
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, torch.fx.GraphModule)
 
 
 def guards_untimed() -> AbstractContextManager[None]:

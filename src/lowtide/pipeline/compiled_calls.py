@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from .._torch import (
-    asserts_uncoded,
     calls_unnamed,
     capture_settings,
     compiled,
@@ -61,7 +60,6 @@ def _around_a_capture(recurrent: bool) -> Iterator[None]:
         nothing_left(),
         capture_settings(recurrent=recurrent),
         metrics_without_settings(),
-        asserts_uncoded(),
         calls_unnamed(),
         guards_untimed(),
         answering_branches(),
