@@ -31,8 +31,8 @@ Complexity: about eight cuts per moment, each some ten rounds of O(ops + reads).
 
 Limits: one moment at a time, so it sees what is recomputed once, not what must be recomputed several times;
 it is close where half of the memory is asked for and weak near the smallest peak. (Several moments in one
-linear programme add next to nothing, for a part of a value may be there; in whole numbers that takes minutes
-to solve.) Proven up to the rounding of adding up floating-point seconds.
+programme come nearer in whole numbers, which takes another solver: benchmarks/bound_moments.py.) Proven up to
+the rounding of adding up floating-point seconds.
 """
 
 from __future__ import annotations
