@@ -5,7 +5,6 @@ Calls in eval mode or without gradients run plainly.
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -33,9 +32,9 @@ from ..console.log import log, planning, say_plan
 from ..console.stage_seconds import timed
 from ..errors import BudgetTooSmall, CaptureError, LowtideError, PlanMismatch
 from ..measuring.trial import Trial, modules_of
-from ..options import Options, limit, relative_to
+from ..options import Options
 from ..pipeline.compiled_calls import captured, tensors_of_call, unmarked
-from ..pipeline.in_flight import Caller, held_beside, some_plan, too_many
+from ..pipeline.in_flight import Caller, too_many
 from ..pipeline.optimizer_steps import stepped_since_call
 from ..pipeline.runnable_step import RunnableStep
 from ..plans.planned_step import Plan
@@ -51,6 +50,7 @@ from .entries import Entry, backend_for, backend_of_kin, graphs_of_this_call, ke
 from .first_call import BackwardInside, install, may_install
 from .in_backward import refuse_unless_it_can_step
 from .kept_plans import KeptPlans
+from .more_than_planned import bytes_of_calls, gradients_are_more, state_is_more
 from .problem_type import settle_problem_type
 from .told_sizes import told_sizes
 from .whole_steps import (
@@ -310,10 +310,10 @@ class Capped:
         new = partial(self.new_entry, args, kwargs, answers)
         with self.lock:
             entry = self.find(key, new, options=options)
-            if beside := self.must_leave_room(entry):
+            if beside := bytes_of_calls(entry, self.say):
                 key = (*key, beside)
                 entry = self.find(key, new, beside=beside, options=options)
-            if self.must_count_gradients(entry):
+            if gradients_are_more(entry, self.say, stepped=lambda: stepped_since_call(self)):
                 entry = self.find((*key, "accumulating"), new, beside=entry.beside, options=options)
             return entry
 
@@ -343,57 +343,12 @@ class Capped:
             if entry.shared is None:  # else it is not known yet whether the batch will be planned by it
                 self.entries.make_room(key)
             self.entries[key] = entry
-        elif self.must_count_state(self.entries[key]):
+        elif state_is_more(self.entries[key], self.say):
             self.entries[key] = new(key, beside, self.entries[key].options)
         entry = self.entries.use(key)
         if entry.pieces is not None:
             entry.pieces.settle()
         return entry
-
-    def must_leave_room(self, entry: Entry) -> int:
-        """The bytes of calls in flight, where they do not fit beside the plan."""
-        beside = held_beside(self.caller)
-        if not beside or entry.fits(beside):
-            return 0
-        if limit(self.options, entry.plan or some_plan()) is None:
-            self.say(
-                f"{relative_to(self.options)}: what calls hold whose backward is still to come is not in it"
-            )
-            return 0
-        if self.caller.beside != beside:
-            gc.collect()  # a call that only a cycle of objects holds, such as a traceback's, may be gone
-            self.caller.beside = held_beside(self.caller)
-        return self.caller.beside
-
-    def must_count_state(self, entry: Entry) -> bool:
-        """Whether optimizer state that is there now does not fit beside the plan that was made without it."""
-        if entry.plan is None or entry.fits(0):
-            return False
-        if limit(self.options, entry.plan) is None:
-            self.say(
-                f"{relative_to(self.options)}: the {format_bytes(entry.state)} of optimizer state that were "
-                "made since then are not in it. lowtide.cap(..., optimizer=optimizer) counts them"
-            )
-            return False
-        self.say(
-            f"{format_bytes(entry.state)} of optimizer state were made after this step was planned, and do "
-            "not fit beside it: it is planned again. lowtide.cap(..., optimizer=optimizer) plans for them "
-            "from the first step on"
-        )
-        return True
-
-    def must_count_gradients(self, entry: Entry) -> bool:
-        """Whether gradients that are there now do not fit beside the plan that was made without them."""
-        present = entry.gradients()
-        if present == 0 or entry.plan is None or entry.fits(present):
-            return False
-        if stepped_since_call(self):
-            self.say(
-                f"{format_bytes(present)} of gradients of the step before are still there while this one is "
-                "called, and are planned for; optimizer.zero_grad() before the forward, not after it, leaves "
-                "their room to the step"
-            )
-        return True
 
     def new_entry(
         self,
