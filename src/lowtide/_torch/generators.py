@@ -10,7 +10,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -33,9 +33,23 @@ _numbers = itertools.count()
 
 
 def generators_traced() -> AbstractContextManager[Any]:
-    """Let calls have a generator of their own, in what this thread traces."""
+    """Let calls have a generator of their own, in what this thread traces; torch 2.11 breaks graphs there."""
+    if not may_be_arguments():
+        return nullcontext()
     _let_generators_be_arguments()
     return here(_here, known={})
+
+
+@functools.cache
+def may_be_arguments() -> bool:
+    """Whether a traced graph takes a generator as an argument of a call: in torch 2.13, not in 2.11."""
+    tracer = fx.Tracer()
+    tracer.root, tracer.graph, tracer.tensor_attrs = torch.nn.Module(), fx.Graph(), {}
+    try:
+        tracer.create_arg(torch.Generator())
+    except NotImplementedError:
+        return False
+    return True
 
 
 @functools.cache

@@ -189,7 +189,8 @@ def _reason(error: Any) -> str:
     if re.search("args/kwargs to proxy|opaque object", said) and "Generator" in whole:
         return (
             "a random generator that the step makes, or draws from in a part that torch traces apart, as a "
-            "checkpoint; make it before, keep it where the step finds it, and draw outside of such parts"
+            "checkpoint; make it before, keep it where the step finds it, and draw outside of such parts "
+            "(torch 2.11 can capture none but its default one)"
         )
     if _NO_GENERATOR in whole:
         return (
