@@ -211,11 +211,14 @@ def test_a_fork_while_another_thread_plans(monkeypatch):
     child = os.fork()
     if child == 0:
         signal.alarm(600)  # a deadlock ends the child, and is seen
-        as_it_was = not changed_since(before)
-        model(x).sum().backward()
-        other(x).sum().backward()
-        same = all(torch.equal(a, b) for a, b in zip(gradients(model), plain, strict=True))
-        os._exit(0 if as_it_was and same else 1)
+        try:
+            as_it_was = not changed_since(before)
+            model(x).sum().backward()
+            other(x).sum().backward()
+            same = all(torch.equal(a, b) for a, b in zip(gradients(model), plain, strict=True))
+            os._exit(0 if as_it_was and same else 1)
+        finally:
+            os._exit(1)  # an error, with which the child would go on as a run of the tests
     may_plan.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
