@@ -1,5 +1,6 @@
 """The bound of small graphs: the optimum over all orders, and never above any schedule."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -99,6 +100,13 @@ def test_pinned_ops_run_once():
     graph = Graph(ops, tuple(Value(n, size, kinds.get(n, "activation")) for n, size in sizes.items()))
     assert bound_by_orders(graph, 18) == 4.0
     assert bound_by_orders(graph, 17) == inf
+
+
+def test_steps_as_long_as_a_graph_may_say_have_a_bound():
+    short = chain(6)
+    long = short.replace(ops=tuple(replace(op, seconds=5e17 / len(short.ops)) for op in short.ops))
+    budget = simulate(long, keep_all(long)).peak - 2
+    assert lower_bound(long, budget) == bound_by_moments(long, budget) > bound_by_orders(long, budget)
 
 
 def test_larger_graphs_and_python_alone_are_left_to_the_moments(monkeypatch):

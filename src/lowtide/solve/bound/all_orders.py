@@ -12,9 +12,10 @@ that graph with the same recomputations and no larger peak, so what holds for al
 
 Complexity: `WORK`, less than a tenth of a second.
 
-Limits: graphs of up to 63 ops, and the compiled search; else the bound is that of running all once. Where the
-work runs out the bound is what the best state so far owes, which may be less at a smaller budget. Proven up
-to the rounding of adding up floating-point seconds.
+Limits: graphs of up to 63 ops, the compiled search, and steps that are not nearly as long as a graph may
+say at most; else the bound is that of running all once. Where the work runs out the bound is what the best
+state so far owes, which may be less at a smaller budget. Proven up to the rounding of adding up
+floating-point seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from ...plans.graph import Graph, Op, Value
+from ...plans.graph import MOST_SECONDS, Graph, Op, Value
 from ..search.any_order import AnyOrder
 from ..search.tape import Facts
 from .moments import RequiredOps
@@ -36,6 +37,8 @@ WORK = 500_000
 def bound_by_orders(graph: Graph, budget: int) -> float:
     """Seconds that no schedule under the budget can beat; infinity when it is proven that none fits."""
     once, dear = RequiredOps(graph).once, 2 * graph.seconds + 1
+    if dear * (1 + len(graph.ops)) > MOST_SECONDS:
+        return once
     facts = Facts(_relaxed(graph, dear))
     if not AnyOrder.handles(facts):
         return once
