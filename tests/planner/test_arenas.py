@@ -35,6 +35,7 @@ def replayed(plan, **more):
     return Loop(plan.graph, events(plan.graph, plan.schedule), **more).peaks(arena=plan.arena).reserved
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(st.integers(0, 10_000), st.integers(4, 14), st.floats(0.3, 1.2))
 def test_a_budget_bounds_what_is_reserved_or_is_refused_with_one_that_does(seed, n, share):
@@ -48,6 +49,7 @@ def test_a_budget_bounds_what_is_reserved_or_is_refused_with_one_that_does(seed,
     assert plan.allocated <= replayed(plan) <= plan.peak <= budget
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(st.integers(0, 10_000), st.integers(4, 14))
 def test_the_smallest_peak_reserves_no_more_than_the_same_plan_without_an_arena(seed, n):
@@ -135,6 +137,7 @@ def test_what_earlier_steps_left_in_an_arena_is_told_where_it_is_in_the_way():
     assert "what earlier steps have left on the device is in the way" in plan.notes[-1]
 
 
+@pytest.mark.slow
 @settings(max_examples=6)
 @given(st.integers(0, 10_000), st.floats(0.4, 0.9), st.integers(2, 9))
 def test_beside_what_earlier_steps_left_a_budget_is_kept_or_told_or_refused(seed, share, apart):

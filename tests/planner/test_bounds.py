@@ -102,15 +102,17 @@ def test_the_other_methods_are_bounded_too(method):
     assert "planning_seconds" in row.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"auto", "exact", "keep_all"}))
 def test_the_other_methods_look_at_the_clock_within_a_candidate(method, monkeypatch):
     looks = []
     monkeypatch.setattr(patience, "time", lambda: looks.append(1) or 0.0)
-    graph = chain(400)
+    graph = chain(150)
     plan_graph(graph, "min", method=method, planning_seconds=1.0)
     assert len(looks) > len(graph.ops) * {"rotor": 1.0, "lower_sets": 1.0}.get(method, 0.0)
 
 
+@pytest.mark.slow
 def test_an_exact_search_has_no_more_time_than_is_left(monkeypatch):
     pytest.importorskip("highspy")
     given = []
