@@ -19,7 +19,7 @@ from torch import fx
 from ..process_wide import here
 from .names import private
 
-__all__ = ["drawn_from", "generators_traced", "with_generator"]
+__all__ = ["drawn_from", "generators_traced", "may_be_arguments", "with_generator"]
 
 _SIGN = "a generator of lowtide's "
 

@@ -37,9 +37,9 @@ def read_graph_or_plan(path: str, *, most_bytes: int, most_ops: int) -> Graph | 
 def _text(path: str, noun: str, most_bytes: int) -> str:
     try:
         data = json_format.read_bytes(path, noun, most_bytes)
+    except LowtideError:
+        raise
     except (OSError, ValueError) as error:  # the latter of a name that no file can have
-        if isinstance(error, LowtideError):
-            raise
         raise LowtideError(f"cannot read {_name(path)}: {_reason(error)}") from None
     return json_format.decode(data, noun)
 
