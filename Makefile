@@ -2,9 +2,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-# One of the CPU's bf16 paths can kill the process (oneDNN with AMX), one thread keeps sums repeatable, and MKL's
-# own allocator may spin for good in a child that is forked after threads have multiplied matrices.
-TEST_ENV := ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 OMP_NUM_THREADS=1 MKL_DISABLE_FAST_MM=1
+# One of the CPU's bf16 paths can kill the process (oneDNN with AMX), and one thread keeps sums repeatable.
+TEST_ENV := ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 OMP_NUM_THREADS=1
 
 # What pytest makes of the tests' code is kept for the next run, whatever the shell says: it takes seconds.
 unexport PYTHONDONTWRITEBYTECODE
