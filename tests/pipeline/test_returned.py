@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide import _torch
 from lowtide.entry.in_place import capped_of
 from lowtide.plans.returning import let_go_of
 from short_search import short_search
@@ -192,6 +193,45 @@ def test_bits_stay_those_of_plain_pytorch():
         model.zero_grad()
         letting_go(model, batch())
         assert same(gradients(model), gradients(plain))
+
+
+class Odd(SavedBeside):
+    """Shares a weight, draws, and writes to buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(CLASSES), nn.Dropout(0.5)
+        self.tied = nn.Linear(CLASSES, CLASSES)
+        self.tied.weight = self.head.weight
+
+    def forward(self, x):
+        hidden = self.drop(self.norm(torch.tanh(self.hidden(x))))
+        logits = self.tied(self.head(hidden))
+        return self.results(hidden, logits, logits.log_softmax(-1).pow(2).mean())
+
+
+@pytest.mark.parametrize("model", [Head, Odd])
+def test_the_second_plan_takes_the_trace_of_the_first(model, monkeypatch):
+    traced, stages = [], _torch.private("aot_stages")
+    trace = stages.aot_dispatch_autograd_graph
+
+    def counted(*args, **options):
+        traced.append(args)
+        return trace(*args, **options)
+
+    monkeypatch.setattr(stages, "aot_dispatch_autograd_graph", counted)
+    many, plain = capped(model, "min"), copy.deepcopy(lowtide.uncap(capped(model)))
+    plans = []
+    for seed in range(4):
+        for each in (plain, many):
+            torch.manual_seed(seed)
+            each.zero_grad()
+            letting_go(each, batch())
+        plans.append(lowtide.plan_of(many))
+        assert same(gradients(many), gradients(plain))
+        assert same(many.buffers(), plain.buffers())
+    assert plans[0] is not plans[1] is plans[3]
+    assert len(traced) == 1
 
 
 def test_a_loop_that_is_expected_to_let_go_is_planned_for_at_once(capsys):

@@ -21,6 +21,7 @@ from .drafts import Strides, drafted, report_strides
 from .front_end import branches_answered, calls_looked_at
 from .generators import drawn_from, generators_traced, with_generator
 from .inductor import generated_code, generated_modules, realized_where_asked, scheduler_pass
+from .joint_traces import JointTrace
 from .kernels import eager_kernels
 from .module_hooks import module_hooks_traced
 from .names import ATTRIBUTES, NAMES, missing_names, private, private_of, set_private
@@ -76,6 +77,7 @@ __all__ = [
     "NAMES",
     "RECAPTURES",
     "SYMBOLIC",
+    "JointTrace",
     "Strides",
     "autocast_knows",
     "boxed",

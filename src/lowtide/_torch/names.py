@@ -15,6 +15,8 @@ import torch
 NAMES: dict[str, tuple[str, str]] = {
     # use here: (where it lives, versions it was seen in)
     "aot_module_simplified": ("torch._functorch.aot_autograd:aot_module_simplified", "2.11-2.13"),
+    "aot_autograd": ("torch._functorch.aot_autograd", "2.11-2.13"),
+    "aot_stages": ("torch._functorch._aot_autograd.graph_compile", "2.11-2.13"),
     "dynamo_config": ("torch._dynamo.config", "2.11-2.13"),
     "dynamo_metrics": ("torch._dynamo.utils", "2.11-2.13"),
     "inductor_config": ("torch._inductor.config", "2.11-2.13"),

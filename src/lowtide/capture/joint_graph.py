@@ -7,11 +7,13 @@ makes a function of each half.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 from torch import fx
 
 from .._torch import (
+    JointTrace,
     code_on_demand,
     eager_kernels,
     keeping_draws,
@@ -53,9 +55,16 @@ class Halves(Protocol):
 
 
 def through_aot(
-    module: fx.GraphModule, inputs: Sequence[Any], halves: Halves, autocast: State
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    halves: Halves,
+    autocast: State,
+    trace: JointTrace | None = None,
 ) -> Callable[..., Any]:
-    """The function of a step, as AOTAutograd puts it together from its halves."""
+    """The function of a step, as AOTAutograd puts it together from its halves.
+
+    A `trace` of the same module for inputs like these is taken as it is, and filled where it is empty.
+    """
     settings = {"donated_buffer": False, **aot_settings(autocast)}
     patched = attributes(private("functorch_config"), **settings)
     with (
@@ -66,6 +75,7 @@ def through_aot(
         keeping_draws(),
         without_graph_texts(),
         code_on_demand(),
+        nullcontext() if trace is None else trace.in_use(),
     ):
         return private("aot_module_simplified")(  # type: ignore[no-any-return]
             module,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .._torch import boxed, private
+from .._torch import JointTrace, boxed, private
 from ..capture.joint_graph import through_aot
 from ..capture.known_kernels import learn
 from ..capture.lift import module_path, source_line, target_name
@@ -22,36 +22,45 @@ from ..prices.measured import Kernels
 from ..run.backward import Backward
 from ..run.eager import compile_graph
 from ..run.first_run import Misfits, checked
-from ..stages import Asked, Lowered, Planned, Runner
+from ..stages import Asked, Captured, Lowered, Planned, Runner
 from ..units import format_bytes
 from .other_holds import OtherHolds, other_holds
 from .returned import Holds, Returned, returned_by
-from .way_down import lowered
+from .way_down import lowered, lowered_again
 
 __all__ = ["eager_runner"]
 
 
 def eager_runner(
-    asked: Asked, module: fx.GraphModule, inputs: Sequence[Any], holds: Holds | None = None
+    asked: Asked,
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    holds: Holds | None = None,
+    captured: Captured | None = None,
+    trace: JointTrace | None = None,
 ) -> Runner:
-    """The runner of a step, op by op; `holds` is what is known of who holds its results."""
-    halves = _Halves(asked)
+    """The runner of a step, op by op; `holds` is what is known of who holds its results.
+
+    A step that is `captured` already, by a trace that was kept, is planned from there.
+    """
+    halves, trace = _Halves(asked, captured), trace or JointTrace()
     with timed("AOTAutograd"):
-        run = through_aot(module, inputs, halves, asked.autocast)
+        run = through_aot(module, inputs, halves, asked.autocast, trace)
     stage, halves.stage = halves.stage, None  # AOTAutograd keeps the halves, and need not keep the graphs
     if stage is None:
         return Runner(run, None, asked.inputs)
     runner = stage.runner(run, stage.planned.plan, halves.returned)
     holds = holds or Holds()
-    other = other_holds(holds, halves.returned, runner, stage.planned)
+    other = other_holds(holds, halves.returned, runner, stage.planned, trace)
     return replace(runner, renew=_SecondPlan(asked, module, holds, stage.planned, halves.misfits, other))
 
 
 class _Halves:
     """What AOTAutograd asks for in one capture; it brings the stage from one question to the next."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: Asked, captured: Captured | None = None) -> None:
         self.asked = asked
+        self.captured = captured
         self.stage: Lowered | None = None
         self.plan: Plan | None = None
         self.constants: Mapping[str, Any] = {}
@@ -64,7 +73,11 @@ class _Halves:
     def partition(
         self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **_: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        self.stage = lowered(self.asked, joint, num_fwd_outputs)
+        captured, self.captured = self.captured, None
+        if captured is None:
+            self.stage = lowered(self.asked, joint, num_fwd_outputs)
+        else:
+            self.stage = lowered_again(self.asked, captured)
         self.constants, self.expected = self.stage.captured.constants, self.stage.captured.expected
         self.plan, self.pauses = self.stage.planned.plan, bool(self.stage.groups)
         self.misfits = Misfits.on(self.stage.captured.trace.device)
@@ -126,18 +139,21 @@ class _SecondPlan:
         if plan is not None:
             return other.with_prediction(plan, self)
         self.other = None
+        captured, trace = other.start()
         try:
-            return self.again(args) if other.pays() else None
+            return self.again(args, captured, trace) if other.pays() else None
         except BudgetTooSmall:
             if other.must():
                 raise
             return None
 
-    def again(self, args: Sequence[Any]) -> Runner:
-        """The runner of a step that is captured and planned anew."""
+    def again(
+        self, args: Sequence[Any], captured: Captured | None = None, trace: JointTrace | None = None
+    ) -> Runner:
+        """The runner of a step that is planned anew, and captured anew where it is not `captured`."""
         asked = replace(self.asked, released=self.holds.released)
         with private("without_modes")():
-            runner = eager_runner(asked, self.module, args, self.holds)
+            runner = eager_runner(asked, self.module, args, self.holds, captured, trace)
         if runner.plan is not None:
             say_plan(runner.plan)
         return runner

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .._torch import JointTrace
 from ..console.log import log
 from ..errors import BudgetTooSmall
 from ..plans.planned_step import Plan
 from ..plans.returning import same_runs
-from ..stages import Planned, Renew, Runner
+from ..stages import Captured, Planned, Renew, Runner
 from ..units import format_bytes
 from .returned import Holds, Returned, observes
-from .way_down import plan_step
+from .way_down import can_be_planned_again, plan_step
 
 __all__ = ["OtherHolds", "other_holds"]
 
@@ -28,14 +29,15 @@ WORTH_PLANNING = 0.01
 class OtherHolds:
     """What is known of the caller of a planned step, against what its plan counts on.
 
-    `runner` is the step as it runs now; `planned` is there until it is known what the caller does, and
-    `before` is the plan that counted what is returned as held, where there was one.
+    `runner` is the step as it runs now; `planned` and the `trace` behind it are there until it is known what
+    the caller does, and `before` is the plan that counted what is returned as held, where there was one.
     """
 
     holds: Holds
     returned: Returned
     runner: Runner
     planned: Planned | None
+    trace: JointTrace | None
     before: Plan | None = None
 
     @property
@@ -49,7 +51,7 @@ class OtherHolds:
             return False
         if self.wanted() != self.returned.planned:
             return True
-        self.planned = None
+        self.planned = self.trace = None
         return False
 
     def wanted(self) -> frozenset[int]:
@@ -77,9 +79,17 @@ class OtherHolds:
 
     def with_prediction(self, plan: Plan, renew: Renew) -> Runner:
         """The step as it runs, with another plan in its name."""
-        self.before, self.planned = self.plan, None
+        self.before, self.planned, self.trace = self.plan, None, None
         self.returned.plan, self.returned.planned = plan, self.wanted()
         return replace(self.runner, plan=plan, renew=renew)
+
+    def start(self) -> tuple[Captured | None, JointTrace | None]:
+        """What another plan starts from, where it is kept: the captured step, and the trace behind it."""
+        planned, trace = self.planned, self.trace
+        self.planned = self.trace = None
+        if planned is None or self.returned.planned or not can_be_planned_again(planned.priced.captured):
+            return None, None
+        return planned.priced.captured, trace
 
     def pays(self) -> bool:
         """Whether to plan anew."""
@@ -97,9 +107,9 @@ class OtherHolds:
 
 
 def other_holds(
-    holds: Holds, returned: Returned | None, runner: Runner, planned: Planned
+    holds: Holds, returned: Returned | None, runner: Runner, planned: Planned, trace: JointTrace
 ) -> OtherHolds | None:
     """What is compared before each call; None where nothing depends on the caller."""
     if returned is None or not observes(planned.priced.captured.asked.options):
         return None
-    return OtherHolds(holds, returned, runner, planned)
+    return OtherHolds(holds, returned, runner, planned, trace)

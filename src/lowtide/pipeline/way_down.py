@@ -56,7 +56,15 @@ from .plan_notes import notes_on
 from .returned import every_place, let_go, observes, places_let_go
 from .stepping import refuse_without_updates, stepping_optimizers
 
-__all__ = ["capture_step", "lower_step", "lowered", "plan_step", "price_step"]
+__all__ = [
+    "can_be_planned_again",
+    "capture_step",
+    "lower_step",
+    "lowered",
+    "lowered_again",
+    "plan_step",
+    "price_step",
+]
 
 
 def lowered(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> Lowered:
@@ -65,6 +73,16 @@ def lowered(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> Lowere
     if asked.only_plan:
         raise OnlyPlanned(planned.plan)
     return lower_step(planned)
+
+
+def can_be_planned_again(captured: Captured) -> bool:
+    """Whether another plan may start from this stage: no choice of an earlier round is in it."""
+    return captured.asked.sketched is None and captured.asked.split is None
+
+
+def lowered_again(asked: Asked, captured: Captured) -> Lowered:
+    """The way down of another plan, from where what is asked now makes a difference."""
+    return lower_step(_plan_or_hint(replace(captured, asked=asked)))
 
 
 def _planned(asked: Asked, joint: fx.GraphModule, forward_outputs: int) -> Planned:
