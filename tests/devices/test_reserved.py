@@ -75,13 +75,18 @@ def test_state_does_not_take_the_blocks_of_the_step():
     assert (found.first_reserved, found.reserved) == (90 * MIB, 90 * MIB)
 
 
-def test_an_optimizer_that_steps_inside_makes_its_state_while_the_step_runs():
-    graph = layer(fixed={"optimizer": 60})
+@pytest.mark.parametrize("state", [60, 600])
+def test_an_optimizer_that_steps_inside_makes_its_state_while_the_step_runs(state):
+    """In holes of the step, and in segments of its own where it has none that large."""
+    sizes = {"w": 30, "x": 2, "h": 60, "y": 2, "t": 2, "g": 30}
+    kinds = {"w": "parameter", "x": "input", "y": "output", "t": "tangent"}
+    values = tuple(Value(name, size * MIB, kinds.get(name, "activation")) for name, size in sizes.items())
     step = Op("step", ("g",), (), phase="backward", kind="pinned", updates=("w",))
-    inside = graph.replace(ops=(*graph.ops, step))
-    backward = (Run("back"), Drop("h"), Drop("t"), Run("step"))
-    found = Loop(inside, events(inside, Schedule(KEPT.forward, backward))).peaks()
-    assert (found.first_allocated, found.allocated) == (126 * MIB, 186 * MIB)
+    graph = layer().replace(ops=(*layer().ops, step), values=values, fixed={"optimizer": state * MIB})
+    backward = (Run("back"), Drop("h"), Drop("t"), Run("step"), Drop("g"))
+    found = Loop(graph, events(graph, Schedule(KEPT.forward, backward))).peaks()
+    assert (found.first_allocated, found.allocated) == (max(126, 64 + state) * MIB, (126 + state) * MIB)
+    assert found.reserved >= found.allocated
 
 
 def test_what_is_there_already_is_not_asked_for_again():

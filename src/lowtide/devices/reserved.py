@@ -6,10 +6,10 @@ a plan's first step); what the graph says is there before a step and no segment 
 that is absent) is asked for first, parameter by parameter. Then room is set aside for the state that an
 optimizer is to make, and the arena comes, where there is to be one: a segment that is reserved at once, and
 free. Then steps follow as in a loop: forward, backward; after the first one, the state of the optimizer, in
-the room for it; gradients and what the step returned go before the next forward. Later steps find other holes
-than the first, so the loop goes on until a step finds those of an earlier one. A loop may train on one batch
-or bring a new one for each step, which is there before the last one goes: both are replayed, and the larger
-peaks count.
+the room for it, or in the backward itself, in any hole, where the optimizer steps there; gradients and what
+the step returned go before the next forward. Later steps find other holes than the first, so the loop goes on
+until a step finds those of an earlier one. A loop may train on one batch or bring a new one for each step,
+which is there before the last one goes: both are replayed, and the larger peaks count.
 
 Not in it, as no plan knows of it: what `optimizer.step()` makes for a while, what kernels make besides their
 workspaces, the loss outside of the step beyond its bytes, other streams. O(events) for each step.
@@ -18,7 +18,8 @@ workspaces, the loss outside of the step beyond its bytes, other streams. O(even
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -135,7 +136,8 @@ class _Run:
     def peaks_below(self, most: int, arena: int) -> LoopPeaks | None:
         """The peaks of steps one after the other, where none reserves more than that."""
         allocator = self.allocator
-        aside = None if self.loop.graph.updaters else Aside.of(allocator, self.state)
+        within = _by_update(self.loop.graph, self.state)
+        aside = None if within else Aside.of(allocator, self.state)
         if arena:
             allocator.release(allocator.allocate(arena))
         step = StepRequests(self.loop.graph, allocator)
@@ -145,17 +147,22 @@ class _Run:
             if number and self.renews:
                 self.renew()
             step.clear()
-            if (now := allocator.all_holes()) in seen:
+            if (now := (allocator.allocated, allocator.all_holes())) in seen:
                 break  # from here on the loop does what it did before
             seen.add(now)
             allocator.begin()
             for event in self.loop.story:
+                if number == 0 and isinstance(event, Ran):
+                    self.make(within.pop(event.op, ()))
                 step.enter(event)
                 if allocator.reserved > most:
                     return None
             peaks.append((allocator.allocated_peak, allocator.reserved_peak))
             if number == 0:
-                self.make(self.state) if aside is None else aside.fill(allocator)
+                for sizes in within.values():  # of updates that the story does not tell of
+                    self.make(sizes)
+                if aside is not None:
+                    aside.fill(allocator)
         return LoopPeaks(*peaks[0], *(max(each) for each in zip(*peaks, strict=True)))
 
 
@@ -167,11 +174,38 @@ def coming_state(graph: Graph, allocated: int) -> list[int]:
 
 
 def _state_blocks(graph: Graph, state: int) -> list[int]:
-    """The state of an optimizer as blocks: as many of each gradient's size as there are, and the rest."""
-    sizes = [value.bytes for value in graph.values if value.kind == "gradient"]
-    whole = sum(sizes)
-    each = min(state // whole, _TENSORS) if whole else 0
-    return [size for size in sizes for _ in range(each)] + [state - each * whole]
+    """The state of an optimizer as blocks: as many of each trained size as there are, and the rest."""
+    each = _for_each(graph, state)
+    blocks = [size for size in _trained(graph) for _ in range(each)]
+    return [*blocks, state - sum(blocks)]
+
+
+def _for_each(graph: Graph, state: int) -> int:
+    """How many tensors of its size an optimizer keeps for each parameter."""
+    whole = sum(_trained(graph))
+    return min(state // whole, _TENSORS) if whole else 0
+
+
+def _trained(graph: Graph) -> list[int]:
+    """The bytes of each parameter: of its gradient, or its own where no gradient leaves the backward."""
+    left = [value.bytes for value in graph.values if value.kind == "gradient"]
+    return left + [graph.value[name].bytes for _, name in _updates(graph)]
+
+
+def _updates(graph: Graph) -> list[tuple[str, str]]:
+    """The parameters that an optimizer updates inside of the backward, each after the op that does so."""
+    return [(op.name, name) for op in graph.ops if op.phase == "backward" for name in op.updates]
+
+
+def _by_update(graph: Graph, state: Sequence[int]) -> dict[str, list[int]]:
+    """The blocks of state by the update that makes them, where the optimizer steps inside of the backward."""
+    each, found = _for_each(graph, sum(state)), dict[str, list[int]]()
+    for op, name in _updates(graph):
+        found.setdefault(op, []).extend([graph.value[name].bytes] * each)
+    for first in list(found)[:1]:
+        rest = Counter(state) - Counter(size for sizes in found.values() for size in sizes)
+        found[first].extend(rest.elements())
+    return found
 
 
 class StepRequests:
