@@ -119,7 +119,7 @@ class _Unrolling:
 
     def run(self) -> None:
         last = {self.phase[node]: node for node in self.nodes if node in self.region.parts}
-        order = [node for node in self.nodes if _keeps_its_turn(node)]
+        order = dict.fromkeys(node for node in self.nodes if _keeps_its_turn(node))
         before = self.nodes[0].prev
         for node in self.nodes:
             if node in self.region.outcome:
@@ -128,15 +128,15 @@ class _Unrolling:
                     self.write_phase(phase)
             else:
                 self.move(node)
-        if list(self.in_turn(before)) != order:
+        if [node for node in self.laid_out(before) if node in order] != [*order]:
             raise CannotSplitError(f"splitting {self.region.module} would change the order of random numbers")
         self.put_in_place()
 
-    def in_turn(self, before: fx.Node) -> Iterator[fx.Node]:
-        """The old nodes whose turn matters, in the order that they have now."""
+    def laid_out(self, before: fx.Node) -> Iterator[fx.Node]:
+        """The old nodes in the order that they have now."""
         node = before.next
         while node is not self.end:
-            if node in self.done and _keeps_its_turn(node):
+            if node in self.done:
                 yield node
             node = node.next
 
