@@ -181,7 +181,7 @@ def test_the_fullest_first_runs_are_moments_however_few_there_are(monkeypatch):
     budget = simulate(graph, keep_all(graph)).peak // 2
     all_moments = bound_by_moments(graph, budget)
     monkeypatch.setattr(moments, "MOMENTS", 2)
-    assert len(moments.crowded(moments.RequiredOps(graph), 1)) == moments.FULLEST
+    assert len(moments.crowded(moments.RequiredOps(graph))) == moments.FULLEST
     few = bound_by_moments(graph, budget)
     monkeypatch.setattr(moments, "FULLEST", 0)
     assert bound_by_moments(graph, budget) < few <= all_moments

@@ -20,7 +20,7 @@ from ...plans.order import first_order
 from ...plans.schedule import Run
 from ...plans.simulator import simulate
 
-__all__ = ["Moment", "RequiredOps", "moments"]
+__all__ = ["Moment", "RequiredOps", "crowded", "end_of_forward", "first_run", "moments"]
 
 MOMENTS = 300
 EFFORT = 50_000
@@ -114,13 +114,14 @@ class Moment:
 
 def moments(step: RequiredOps) -> Iterator[Moment]:
     """The end of the forward, then first runs at which keeping everything holds much."""
-    yield _end_of_forward(step)
-    for index in crowded(step, min(MOMENTS, EFFORT // max(len(step.ops), 1)) - 1):
-        yield _first_run(step, index)
+    yield end_of_forward(step)
+    for index in crowded(step):
+        yield first_run(step, index)
 
 
-def crowded(step: RequiredOps, count: int) -> list[int]:
+def crowded(step: RequiredOps) -> list[int]:
     """Numbers of ops at which the most bytes are resident: the fullest of all, and one of each stretch."""
+    count = min(MOMENTS, EFFORT // max(len(step.ops), 1)) - 1
     schedule = keep_all(step.graph)
     resident = simulate(step.graph, schedule).resident
     number = {
@@ -140,7 +141,8 @@ def crowded(step: RequiredOps, count: int) -> list[int]:
     return list(dict.fromkeys(index for _, index in (*fullest, *stretches)))
 
 
-def _end_of_forward(step: RequiredOps) -> Moment:
+def end_of_forward(step: RequiredOps) -> Moment:
+    """The moment between the forward and the backward."""
     tangents = sum(value.bytes for value in step.graph.values if value.kind == "tangent")
     return Moment(
         before=step.early,
@@ -151,7 +153,7 @@ def _end_of_forward(step: RequiredOps) -> Moment:
     )
 
 
-def _first_run(step: RequiredOps, index: int) -> Moment:
+def first_run(step: RequiredOps, index: int) -> Moment:
     """The first run of a backward op, or of a forward op that an output needs."""
     op, value = step.ops[index], step.graph.value
     backward = op.phase == "backward"
