@@ -20,14 +20,18 @@ from .all_orders import bound_by_orders
 from .method import bound_by_moments
 from .several_moments import bound_by_programmes
 
-__all__ = ["lower_bound"]
+__all__ = ["bound_at_moments", "lower_bound"]
 
 
 def lower_bound(graph: Graph, budget: int) -> float:
     """Seconds that no schedule under the budget can beat; infinity when it is proven that none fits."""
+    bound = bound_at_moments(graph, budget)
+    return bound if bound == inf else max(bound, bound_by_orders(graph, budget))
+
+
+def bound_at_moments(graph: Graph, budget: int) -> float:
+    """What moments say, one alone and several together, without the search over all orders."""
     bound = bound_by_moments(graph, budget)
-    if bound == inf:
-        return inf
-    if bound > graph.seconds:
+    if graph.seconds < bound < inf:
         bound = max(bound, bound_by_programmes(graph, budget))
-    return max(bound, bound_by_orders(graph, budget))
+    return bound
