@@ -17,6 +17,7 @@ from lowtide.plans.graph import Graph, Op, Value
 from lowtide.plans.keep_all import keep_all
 from lowtide.plans.simulator import simulate
 from lowtide.solve import METHODS, auto, sqrt_segments
+from lowtide.solve.bound import moments
 from lowtide.solve.bound.method import bound_by_moments
 from lowtide.solve.bound.mincut import SINK, SOURCE, Network
 from short_search import short_search
@@ -173,6 +174,17 @@ def test_a_write_in_place_needs_one_of_the_two():
     assert bound_by_moments(in_place_chain(True), 9) == 4.0
     assert bound_by_moments(in_place_chain(True), 8) == math.inf
     assert simulate(in_place_chain(True), keep_all(in_place_chain(True))).peak == 9
+
+
+def test_the_fullest_first_runs_are_moments_however_few_there_are(monkeypatch):
+    graph = cnn(3)
+    budget = simulate(graph, keep_all(graph)).peak // 2
+    all_moments = bound_by_moments(graph, budget)
+    monkeypatch.setattr(moments, "MOMENTS", 2)
+    assert len(moments.crowded(moments.RequiredOps(graph))) == moments.FULLEST
+    few = bound_by_moments(graph, budget)
+    monkeypatch.setattr(moments, "FULLEST", 0)
+    assert bound_by_moments(graph, budget) < few <= all_moments
 
 
 def test_graphs_with_nothing_to_do():

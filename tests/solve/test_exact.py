@@ -242,7 +242,7 @@ def test_graphs_with_nothing_to_choose():
 def test_when_time_runs_out_the_start_comes_back_with_a_bound():
     pytest.importorskip("highspy")
     graph = cnn(3)
-    budget = simulate(graph, keep_all(graph)).peak * 6 // 10
+    budget = simulate(graph, keep_all(graph)).peak * 5 // 10
     found, start = solve_exact(graph, budget, seconds_limit=0.0), simulate(graph, auto(graph, budget))
     assert not found.optimal
     assert found.seconds <= start.seconds

@@ -183,7 +183,7 @@ def _native_search() -> Check:
 
 
 PACKAGES = {
-    "highspy": ('method="exact", the optimum of small graphs', 'pip install "lowtide[exact]"'),
+    "highspy": ('method="exact", optima of small graphs, closer bounds', 'pip install "lowtide[exact]"'),
     "rich": ("nicer progress in a terminal", 'pip install "lowtide[rich]"'),
 }
 

@@ -30,9 +30,8 @@ Complexity: about eight cuts per moment, each some ten rounds of O(ops + reads).
 `ROUNDS` of them is stopped, which leaves a valid but smaller bound.
 
 Limits: one moment at a time, so it sees what is recomputed once, not what must be recomputed several times;
-it is close where half of the memory is asked for and weak near the smallest peak. (Several moments in one
-programme come nearer in whole numbers, which takes another solver: benchmarks/bound_moments.py.) Proven up to
-the rounding of adding up floating-point seconds.
+it is close where half of the memory is asked for and weak near the smallest peak (`several_moments` comes
+nearer). Proven up to the rounding of adding up floating-point seconds.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from ...plans.graph import Graph
 from .mincut import SINK, SOURCE, Cut, Network
 from .moments import UNITS, Moment, RequiredOps, moments
 
-__all__ = ["CutNetwork", "Line", "bound_by_moments"]
+__all__ = ["CutNetwork", "Line", "bound_by_moments", "extra_of"]
 
 ROUNDS = 4_000_000
 """Arcs that one cut may look at, over all of its rounds."""
@@ -57,7 +56,7 @@ def bound_by_moments(graph: Graph, budget: int) -> float:
         return math.inf
     extra = 0
     for moment in moments(step):
-        found = _extra(CutNetwork(step, moment), budget, extra)
+        found = extra_of(CutNetwork(step, moment), budget, extra)
         if found is None:
             return math.inf
         extra = found
@@ -75,7 +74,7 @@ class Line:
         return self.seconds + price * self.bytes
 
 
-def _extra(network: CutNetwork, budget: int, known: int) -> int | None:
+def extra_of(network: CutNetwork, budget: int, known: int) -> int | None:
     """Units of recomputation that must be, known before or because of a moment; None if nothing fits."""
     limit = budget - network.size
     everything_recomputed = Line(sum(network.seconds), 0)

@@ -34,7 +34,7 @@ from ...plans.patience import seconds_left
 from ...plans.schedule import Run, Schedule
 from ...plans.simulator import simulate
 from ..auto import auto
-from ..bound.method import bound_by_moments
+from ..bound.tightest import bound_at_moments
 from ..search.any_order import AnyOrder
 from ..search.tape import Facts
 from .model import Row, Stages, too_large
@@ -90,7 +90,7 @@ def exact(graph: Graph, budget: int, *, seconds_limit: float = 60.0) -> Schedule
 def solve_exact(graph: Graph, budget: int, *, seconds_limit: float = 60.0) -> Exact:
     """The fastest schedule under the budget, with a proof as far as the time allows."""
     _need_highspy()
-    start, bound = auto(graph, budget), bound_by_moments(graph, budget)
+    start, bound = auto(graph, budget), bound_at_moments(graph, budget)
     timeline = simulate(graph, start)
     if bound == math.inf:
         return Exact(None, math.inf, math.inf, optimal=True, any_order=True)
