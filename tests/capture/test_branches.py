@@ -94,11 +94,11 @@ def padded():
     [
         (attention, 2),
         (of_a_buffer, 2),
-        (as_a_value, 2),
-        (as_a_flag, 2),
-        (in_a_loop, 2),
+        pytest.param(as_a_value, 2, marks=pytest.mark.slow),
+        pytest.param(as_a_flag, 2, marks=pytest.mark.slow),
+        pytest.param(in_a_loop, 2, marks=pytest.mark.slow),
         (of_floats_compared, 1),
-        (of_a_mask_of_floats, 2),
+        pytest.param(of_a_mask_of_floats, 2, marks=pytest.mark.slow),
         (of_a_copy_that_is_written, 2),
     ],
 )
@@ -222,6 +222,7 @@ def test_several_conditions_are_one_look_at_the_device_per_call():
     assert log.seen.count("aten.all.default") == 2
 
 
+@pytest.mark.slow
 def test_pieces_of_a_step_break_at_the_branch_as_before():
     model = lowtide.cap(Branching(attention), "1MiB", allow_breaks=True, **QUICKLY)
     plain = copy.deepcopy(model)

@@ -46,8 +46,8 @@ def batch(*, at_the_end=True):
     ("make", "at_the_end"),
     [
         (lambda: nn.MultiheadAttention(WIDTH, 2, batch_first=True), True),
-        (lambda: encoder(enable_nested_tensor=False), True),
-        (encoder, False),
+        pytest.param(lambda: encoder(enable_nested_tensor=False), True, marks=pytest.mark.slow),
+        pytest.param(encoder, False, marks=pytest.mark.slow),
     ],
     ids=["attention", "not nested", "padded in front"],
 )
@@ -58,6 +58,7 @@ def test_the_kernels_are_those_of_plain_pytorch(make, at_the_end):
     assert found.predicted == found.measured
 
 
+@pytest.mark.slow
 def test_torchs_tables_are_as_they_were_and_no_call_is_captured_again():
     model = nn.Sequential(
         nn.MultiheadAttention(WIDTH, 2, batch_first=True), encoder(enable_nested_tensor=False)
