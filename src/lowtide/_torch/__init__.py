@@ -20,6 +20,7 @@ from .compiling import compiled, stance, usual_stance
 from .drafts import Strides, drafted, report_strides
 from .front_end import branches_answered, calls_looked_at
 from .generators import drawn_from, generators_traced, with_generator
+from .gradients_inside import leaves_may_be_inside
 from .inductor import generated_code, generated_modules, realized_where_asked, scheduler_pass
 from .kernels import eager_kernels
 from .module_hooks import module_hooks_traced
@@ -108,6 +109,7 @@ __all__ = [
     "is_optimizer_hook",
     "is_view",
     "keeping_draws",
+    "leaves_may_be_inside",
     "marked_sizes",
     "met_in_capture",
     "metrics_without_settings",
