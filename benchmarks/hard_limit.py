@@ -44,7 +44,7 @@ from lowtide.planner.arenas import reserving
 from lowtide.planner.under_budget import plan_graph
 from lowtide.plans.graph import Graph
 from paper_device import PaperLoop
-from rows import Row, append, there
+from row_files import Row, append, there
 
 BUDGETS = ["80%", "50%", "min"]
 ABSENT = "H200"

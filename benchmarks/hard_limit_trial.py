@@ -22,7 +22,7 @@ import headtohead_models
 import lowtide
 import vision
 from headtohead_models import Batch, Step, Subject, of_images
-from rows import Row
+from row_files import Row
 
 __all__ = ["SMALLER", "STEPS", "SUBJECTS", "Trial", "as_promised", "outcomes"]
 

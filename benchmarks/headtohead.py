@@ -46,7 +46,7 @@ from headtohead_results import (
     verdict_text,
 )
 from headtohead_table import table
-from rows import Row, append, read
+from row_files import Row, append, read
 
 GROUPS = (("eager", "checkpoint", "selective"), ("lowtide-inductor",), ("compile",), ("lowtide-eager",))
 PAUSE = 0.2

@@ -14,7 +14,7 @@ from math import ceil, floor, log10
 
 from drawing import DARK
 from headtohead_results import NAMES, OURS, point_text
-from rows import Row
+from row_files import Row
 
 WIDTH, HEIGHT = 760, 520
 LEFT, RIGHT, TOP, BOTTOM = 60, 24, 48, 118

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rows import Row
+from row_files import Row
 
 Key = tuple[str, str, str]
 

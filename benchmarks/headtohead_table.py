@@ -17,7 +17,7 @@ from headtohead_results import (
     ratios,
     title,
 )
-from rows import Row
+from row_files import Row
 
 COLUMNS = ("tool", "setting", "budget, MiB", "predicted peak, MiB", "peak, MiB", "reserved, MiB", "step, ms")
 HEAD = f"| {' | '.join(COLUMNS)} | set-up, s | gradients |\n|---|---|{6 * '---:|'}---|"

@@ -26,7 +26,7 @@ from headtohead_others import standing_still
 from headtohead_results import BROKEN, OURS, TOOLS, Key, key
 from headtohead_tools import Call, tool
 from headtohead_turn import Turn, compile_beside, measure_prices_in
-from rows import Row, append, read
+from row_files import Row, append, read
 
 FIRST_STEPS = 3
 

@@ -31,7 +31,7 @@ import torch
 import lowtide
 from commit import commit
 from language_models_steps import SUBJECTS, Subject
-from rows import Row, append, there
+from row_files import Row, append, there
 
 WARM_UP = 2
 KNOWN_BY = ("subject", "setting")

@@ -33,7 +33,7 @@ from torch.utils.checkpoint import checkpoint
 import lowtide
 from commit import commit
 from lowtide.solve.sequence import forward_count
-from rows import append
+from row_files import append
 from sequences_picture import picture
 from sequences_results import RESULTS, Row, key, read, table
 

@@ -31,7 +31,7 @@ import torch
 from torch import nn
 
 from commit import commit
-from rows import append, there
+from row_files import append, there
 
 RESULTS = Path(__file__).parent / "results" / "setup_times.jsonl"
 STAGES = ("dynamo", "aot", "rewrites", "prices", "search", "lowering", "first run")

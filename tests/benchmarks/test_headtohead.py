@@ -36,7 +36,7 @@ from headtohead_turn import Turn
 from headtohead_work import without_paths
 from once import once
 from peak import at_the_peak
-from rows import append, read
+from row_files import append, read
 
 TINY = ("--device", "cpu", "--tiny", "--steps", "2", "--workers", "1", "--models", "gpt")
 

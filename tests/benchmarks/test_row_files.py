@@ -8,7 +8,7 @@ import hard_limit
 import hard_limit_trial
 import language_models
 import setup_times
-from rows import append, read, there
+from row_files import append, read, there
 
 FACTS = {"torch": "2.11", "commit": "abc"}
 
