@@ -37,18 +37,16 @@ from headtohead_results import (
     RESULTS,
     TOOLS,
     Key,
-    Row,
-    append,
     beside_unmet,
     key,
     keys,
     latest,
     points,
-    read,
     title,
     verdict_text,
 )
 from headtohead_table import table
+from row_files import Row, append, read
 
 GROUPS = (("eager", "checkpoint", "selective"), ("lowtide-inductor",), ("compile",), ("lowtide-eager",))
 PAUSE = 0.2

@@ -13,7 +13,8 @@ from html import escape
 from math import ceil, floor, log10
 
 from drawing import DARK
-from headtohead_results import NAMES, OURS, Row, point_text
+from headtohead_results import NAMES, OURS, point_text
+from row_files import Row
 
 WIDTH, HEIGHT = 760, 520
 LEFT, RIGHT, TOP, BOTTOM = 60, 24, 48, 118

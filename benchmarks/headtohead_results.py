@@ -10,14 +10,12 @@ and no more time? Two per cent count as equal. A point of Lowtide with wrong gra
 
 from __future__ import annotations
 
-import fcntl
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-Row = dict[str, Any]
+from row_files import Row
+
 Key = tuple[str, str, str]
 
 RESULTS = Path(__file__).parent / "results" / "headtohead-h200.jsonl"
@@ -82,21 +80,6 @@ def keys(models: Iterable[str], tools: Sequence[str], settings: Sequence[str] | 
 def is_size(setting: str) -> bool:
     """Whether a setting is a number of MiB."""
     return setting.endswith("MiB")
-
-
-def read(path: Path) -> list[Row]:
-    """Every line of the file, in the order in which they were written."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def append(row: Row, path: Path) -> None:
-    """Write one line; other processes may be writing too."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(json.dumps(row) + "\n")
 
 
 def latest(rows: Iterable[Row]) -> list[Row]:

@@ -9,7 +9,6 @@ from headtohead_results import (
     NAMES,
     OURS,
     VANILLA_SHARE,
-    Row,
     counts,
     dominated,
     latest,
@@ -18,6 +17,7 @@ from headtohead_results import (
     ratios,
     title,
 )
+from row_files import Row
 
 COLUMNS = ("tool", "setting", "budget, MiB", "predicted peak, MiB", "peak, MiB", "reserved, MiB", "step, ms")
 HEAD = f"| {' | '.join(COLUMNS)} | set-up, s | gradients |\n|---|---|{6 * '---:|'}---|"

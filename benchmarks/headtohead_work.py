@@ -23,9 +23,10 @@ from commit import commit
 from headtohead_measure import Outcome, Stand, measured
 from headtohead_models import SUBJECTS
 from headtohead_others import standing_still
-from headtohead_results import BROKEN, OURS, TOOLS, Key, Row, append, key, read
+from headtohead_results import BROKEN, OURS, TOOLS, Key, key
 from headtohead_tools import Call, tool
 from headtohead_turn import Turn, compile_beside, measure_prices_in
+from row_files import Row, append, read
 
 FIRST_STEPS = 3
 

@@ -9,14 +9,14 @@ Lowtide at a budget ("lowtide" is its eager executor), with `split=True` (":spli
 `step_in_backward=True` (":step"). Each setting starts from a new model, the same each time, so that losses
 can be compared; all of a subject run in one process. Peaks are `max_memory_allocated` and
 `max_memory_reserved` over the timed steps, the optimizer's included; set-up is the time of the first step,
-with all that is planned or compiled for it.
+with all that is planned or compiled for it. Rows are written as they are made; those that the file has of
+this commit and torch are left out, so that a stopped run goes on. An error in a row is that row's result.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import statistics
 import sys
@@ -31,11 +31,11 @@ import torch
 import lowtide
 from commit import commit
 from language_models_steps import SUBJECTS, Subject
+from row_files import Row, append, there
 
 WARM_UP = 2
+KNOWN_BY = ("subject", "setting")
 SIZES = ("allocated", "predicted", "reserved", "predicted_reserved", "smallest")
-
-Row = dict[str, Any]
 
 
 class Loop:
@@ -111,29 +111,30 @@ def bench(subject: Subject, setting: str, device: str, *, steps: int, tiny: bool
         row = {"error": "budget too small", "budget": error.budget, "smallest": error.smallest}
     except torch.cuda.OutOfMemoryError:
         row = {"error": "out of memory"}
+    except Exception as error:
+        row = {"error": f"{type(error).__name__}: {error}"[:500]}
     return row
 
 
-def clear() -> None:
-    """Let the next row find the device as the first one did."""
+def clear(device: str) -> None:
+    """Let the next row find the device as the first one did; without a device that works there is none."""
     torch._dynamo.reset()
     gc.collect()
-    if torch.cuda.is_available():
+    if device == "cuda":
+        torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
 
-def facts(name: str, setting: str, device: str) -> Row:
+def facts(device: str) -> Row:
+    """What all rows of a run have in common."""
     import transformers
 
     return {
-        "subject": name,
-        "setting": setting,
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+        "allocator": os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")),
         "commit": commit(),
-        "command": f"python benchmarks/language_models.py --subjects {name} --settings {setting}",
     }
 
 
@@ -158,17 +159,19 @@ def main() -> None:
     device = "cpu" if chosen.tiny else "cuda"
     if device == "cuda" and not torch.cuda.is_available():
         sys.exit("this benchmark needs a CUDA device; --tiny tries it on the CPU")
+    common = facts(device)
+    done = there(chosen.out, KNOWN_BY, common)
     for name in chosen.subjects.split(","):
         subject = SUBJECTS[name]
         for setting in chosen.settings.split(",") if chosen.settings else subject.settings:
-            row = facts(name, setting, device)
+            if (name, setting) in done:
+                continue
+            command = f"python benchmarks/language_models.py --subjects {name} --settings {setting}"
+            row = {"subject": name, "setting": setting, **common, "command": command}
             row |= bench(subject, setting, device, steps=chosen.steps, tiny=chosen.tiny)
-            clear()
             say(row)
-            if chosen.out:
-                chosen.out.parent.mkdir(parents=True, exist_ok=True)
-                with chosen.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+            append(row, chosen.out)
+            clear(device)
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ from torch.utils.checkpoint import checkpoint
 
 import lowtide
 from commit import commit
-from headtohead_results import append
 from lowtide.solve.sequence import forward_count
+from row_files import append
 from sequences_picture import picture
 from sequences_results import RESULTS, Row, key, read, table
 

@@ -8,13 +8,15 @@ caps a second model of the same shapes for another budget: that one finds the pr
 import. A second process does the same again: it finds the prices and what was searched. Seconds on a CPU are
 those of the processor, of one thread, so other work on the machine counts little; on a GPU they are the
 wall's, between synchronisations.
+
+Rows are written as they are made; models whose last row the file has of this label, commit and torch are left
+out, so that a run that was stopped goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import json
 import logging
 import multiprocessing
 import os
@@ -29,10 +31,12 @@ import torch
 from torch import nn
 
 from commit import commit
+from row_files import append, there
 
 RESULTS = Path(__file__).parent / "results" / "setup_times.jsonl"
 STAGES = ("dynamo", "aot", "rewrites", "prices", "search", "lowering", "first run")
 BUDGETS = ("60%", "75%")
+PROCESSES = (1, 2)
 
 Batch = dict[str, torch.Tensor]
 Made = tuple[nn.Module, Batch]
@@ -244,7 +248,7 @@ def line(row: dict[str, Any]) -> str:
 
 def rows_of(name: str, args: argparse.Namespace, folder: str) -> Iterator[dict[str, Any]]:
     """The rows of two processes with one cache; none finds what torch has imported or traced for another."""
-    for process in (1, 2):
+    for process in PROCESSES:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             for row in pool.apply(measured, (name, args.device, args.prices, folder)):
                 yield {**row, "process": process}
@@ -258,11 +262,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--label", default="", help="a word for these rows, such as before or after")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the file of results; rows are appended")
     args = parser.parse_args(arguments)
+    facts = {"label": args.label, "prices": args.prices, "torch": torch.__version__, "commit": commit()}
+    done = there(args.out, ("model", "process", "cap"), {**facts, "device": args.device})
     for name in args.only:
-        with tempfile.TemporaryDirectory() as folder, args.out.open("a") as file:
+        if (name, PROCESSES[-1], len(BUDGETS)) in done:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
             for row in rows_of(name, args, folder):
                 print(line(row), flush=True)
-                file.write(json.dumps({"label": args.label, **row}) + "\n")
+                append({"label": args.label, **row}, args.out)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from typing import Any
 import torch
 
 from commit import commit
-from headtohead_results import append
+from row_files import append
 from sketch_glue_data import TASKS
 from sketch_glue_results import KINDS, RESULTS, Row, key, read, table
 from sketch_glue_train import Run, Setting, train

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import headtohead_results
+import row_files
 
 Row = dict[str, Any]
 
@@ -42,7 +42,7 @@ def key(row: Row) -> tuple[Any, ...]:
 
 
 def read(path: Path) -> list[Row]:
-    return list({key(row): row for row in headtohead_results.read(path)}.values())
+    return list({key(row): row for row in row_files.read(path)}.values())
 
 
 def table(rows: Iterable[Row]) -> str:

@@ -42,9 +42,9 @@ import torch
 import headtohead_others
 import lowtide
 from commit import commit
-from headtohead_results import append
 from headtohead_turn import Turn, measure_prices_in
 from headtohead_work import of_plan, refusal
+from row_files import append
 from sketch_memory_results import CASES, RESULTS, Group, Row, Way, groups, key, read, tables, ways
 from sketch_memory_steps import Training, measured, prepared
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import headtohead_results
+import row_files
 
 Row = dict[str, Any]
 
@@ -97,7 +97,7 @@ def key(row: Row) -> tuple[Group, Way]:
 
 
 def read(path: Path) -> dict[tuple[Group, Way], Row]:
-    return {key(row): row for row in headtohead_results.read(path)}
+    return {key(row): row for row in row_files.read(path)}
 
 
 def tables(rows: Iterable[Row]) -> str:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import fragmentation
 import hard_limit
+import hard_limit_trial
 import placement
 from graphs import chain
 from lowtide.devices.memory import DeviceMemory
@@ -89,9 +90,9 @@ def test_a_trial_of_a_hard_limit_is_foretold_and_run():
     assert foretold["outcome"] == "ok"
     assert foretold["plan_allocated"] <= foretold["reserved"] <= foretold["plan_reserved"]
     assert foretold["plan_reserved"] <= foretold["budget"]
-    trial = hard_limit.Trial("resnet50", ("min",), "eager", "", tiny=True)
-    (row,) = hard_limit.outcomes(trial, "cpu")
+    trial = hard_limit_trial.Trial("resnet50", ("min",), "eager", "", tiny=True)
+    (row,) = hard_limit_trial.outcomes(trial, "cpu")
     assert (row["outcome"], row["plan_allocated"], row["plan_reserved"]) == ("ok", row["budget"], None)
-    refused = hard_limit.happened(trial, row["budget"] // 2, "cpu")
+    refused = hard_limit_trial.happened(trial, row["budget"] // 2, "cpu")
     assert refused["outcome"] == "refused"
     assert row["budget"] // 2 < refused["smallest"] <= row["budget"]

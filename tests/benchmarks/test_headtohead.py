@@ -23,13 +23,11 @@ from headtohead_picture import HEIGHT, WIDTH, frontier, picture
 from headtohead_results import (
     MODELS,
     TOOLS,
-    append,
     beside_unmet,
     dominated,
     key,
     keys,
     latest,
-    read,
     verdict_text,
 )
 from headtohead_table import table, verdict_table
@@ -38,6 +36,7 @@ from headtohead_turn import Turn
 from headtohead_work import without_paths
 from once import once
 from peak import at_the_peak
+from row_files import append, read
 
 TINY = ("--device", "cpu", "--tiny", "--steps", "2", "--workers", "1", "--models", "gpt")
 

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide._torch import leaves_may_be_inside
 
 WIDTH = 8
 
@@ -56,7 +57,12 @@ def saliency(model, x):
 @pytest.mark.parametrize("judged", [penalty, force, inner_update, saliency])
 def test_gradients_of_gradients_have_the_bits_of_plain_pytorch(judged):
     torch.manual_seed(0)
-    found = lowtide.verify(Critic(judged), torch.randn(16, WIDTH), budget="min")
+    model, x = Critic(judged), torch.randn(16, WIDTH)
+    if judged is not inner_update and not leaves_may_be_inside():  # torch 2.11
+        with pytest.raises(lowtide.GraphBreak, match=r"requires_grad_\(\).*as in gradient penalties"):
+            lowtide.verify(model, x, budget="min")
+        return
+    found = lowtide.verify(model, x, budget="min")
     assert found, str(found)
     assert found.predicted == found.measured
     assert found.plan.peak < found.uncapped.peak
@@ -81,8 +87,8 @@ def leaf_returned(model, x):
     ("judged", "said"),
     [
         (backward_inside, "a backward inside of the step: return the loss"),
-        (inputs_own, r"on an input of the step.*x = x\.detach\(\)\.requires_grad_\(\)"),
-        (leaf_returned, r"requires_grad_\(\) on a tensor that the step makes"),
+        (inputs_own, r"requires_grad_\(\) on an input of the step, .*(x = x\.detach\(\)|2\.13 captures)"),
+        (leaf_returned, r"requires_grad_\(\) on (an input of the step, or on )?a tensor that the step makes"),
     ],
 )
 def test_what_changes_gradients_outside_is_refused_by_name(judged, said):

@@ -363,4 +363,5 @@ def test_views_of_one_output_have_tangents_of_their_own():
     net = torch.nn.Linear(8, 16)
     graph = lowtide.plan(lambda x: net(x).chunk(2, 1), torch.ones(4, 8)).graph
     tangents = [value for value in graph.values if value.kind == "tangent"]
-    assert [tangent.bytes for tangent in tangents] == [4 * (3 * 16 + 8)] * 2, "up to the last number of each"
+    last_number, contiguous = 4 * (3 * 16 + 8), 4 * 4 * 8  # torch 2.11 makes tangents contiguous
+    assert [tangent.bytes for tangent in tangents] in ([last_number] * 2, [contiguous] * 2)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import lowtide
+from lowtide._torch import leaves_may_be_inside
 from lowtide.devices.table import host_memory_left
 from small_models import WithLoss, gradients, mlp, same
 
@@ -268,6 +269,10 @@ class FrozenStart(torch.nn.Sequential):
 
 @pytest.mark.slow
 def test_hooks_that_let_activations_require_gradients_cost_nothing():
+    if not leaves_may_be_inside():  # torch 2.11
+        with pytest.raises(lowtide.GraphBreak, match="hooks that gradient checkpointing and PEFT hang"):
+            lowtide.verify(FrozenStart(), torch.ones(2, 4), budget="min")
+        return
     found = lowtide.verify(FrozenStart(), torch.ones(2, 4), budget="min")
     assert found, str(found)
     assert found.predicted == found.measured
@@ -275,7 +280,7 @@ def test_hooks_that_let_activations_require_gradients_cost_nothing():
 
 def test_hooks_that_let_what_is_returned_require_gradients_are_named():
     model = lowtide.cap(FrozenStart()[0], "1MiB")
-    with pytest.raises(lowtide.GraphBreak, match=r"requires_grad_\(\) on a tensor.*disable_input_require"):
+    with pytest.raises(lowtide.GraphBreak, match=r"requires_grad_\(\) on .*a tensor.*disable_input_require"):
         model(torch.ones(2, 4))
 
 

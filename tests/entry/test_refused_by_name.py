@@ -61,6 +61,7 @@ WAYS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")  # of torch 2.11
 @pytest.mark.parametrize(("way", "said"), WAYS.items(), ids=[way.__name__ for way in WAYS])
 def test_the_cause_has_a_name(way, said):
     with pytest.raises(lowtide.GraphBreak, match=said):

@@ -446,3 +446,12 @@ def test_a_step_under_the_smallest_cap_leaves_what_the_plain_one_does(make):
     model, found = trained(make, lambda model: lowtide.cap(model, "min", prices="roofline"))
     assert lowtide.plan_of(model) is not None
     assert same(found, expected)
+
+
+def test_a_layer_that_is_unfrozen_later_has_gradients():
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.ones(2, 4)
+    step = lowtide.cap(lambda x: net(x).square().mean(), "100%", prices="roofline")
+    for trains in (False, True):  # torch.compile of torch 2.11 gives none to what was frozen first
+        net[0].requires_grad_(trains)
+        step(x).backward()
+        assert (net[0].weight.grad is not None) is trains

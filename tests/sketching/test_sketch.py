@@ -512,7 +512,8 @@ def test_a_mask_of_another_batch_is_not_used_outside_of_the_model():
     model, x, mask = padded()
     lowtide.sketch(model, 0.3, rows="mask")
     model(x, mask)
-    assert len([t for t in model.net.mlp[0](x).grad_fn.saved_tensors if t is not None]) == 2
+    y = model.net.mlp[0](x)  # torch 2.11 lets go of what is saved when the output is gone
+    assert len([t for t in y.grad_fn.saved_tensors if t is not None]) == 2
     assert model.net.mlp[0].forward.args[2].real is not None
 
 

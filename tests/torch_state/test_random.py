@@ -246,6 +246,7 @@ def test_a_checkpointed_part_draws_once():
     assert_as_in_eager(step)
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")  # of torch 2.11
 @pytest.mark.parametrize(
     ("name", "draw"),
     [

@@ -11,6 +11,7 @@ from .autograd import (
     autocast_knows,
     boxed,
     count_global_hooks,
+    edges_of,
     frees_tangents,
     in_backward,
     place_of,
@@ -20,6 +21,7 @@ from .compiling import compiled, stance, usual_stance
 from .drafts import Strides, drafted, report_strides
 from .front_end import branches_answered, calls_looked_at
 from .generators import drawn_from, generators_traced, with_generator
+from .gradients_inside import leaves_may_be_inside
 from .inductor import generated_code, generated_modules, realized_where_asked, scheduler_pass
 from .joint_traces import JointTrace
 from .kernels import eager_kernels
@@ -93,6 +95,7 @@ __all__ = [
     "drafted",
     "drawn_from",
     "eager_kernels",
+    "edges_of",
     "expression",
     "first_run_unwatched",
     "frees_tangents",
@@ -110,6 +113,7 @@ __all__ = [
     "is_optimizer_hook",
     "is_view",
     "keeping_draws",
+    "leaves_may_be_inside",
     "marked_sizes",
     "met_in_capture",
     "metrics_without_settings",

@@ -61,6 +61,17 @@ def frees_tangents() -> bool:
     return hasattr(torch.autograd.Function, "boxed_grads_call")
 
 
+def edges_of(node: Any) -> tuple[Any, ...]:
+    """What one of autograd's nodes gives gradients to.
+
+    Nothing, where torch 2.11 has let go of the node of a Function with its result: `next_functions` raises.
+    """
+    try:
+        return tuple(node.next_functions)
+    except RuntimeError:
+        return ()
+
+
 def when_backward_ends(call: Callable[[], None]) -> None:
     """Have a function called when the present backward has ended without an error (seen in 2.11-2.13)."""
     torch.autograd.Variable._execution_engine.queue_callback(call)

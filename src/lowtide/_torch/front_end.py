@@ -21,6 +21,7 @@ from ..process_wide import Change, here
 from .gradients_inside import let_leaves_be_inside, let_no_backward_be_inside
 from .names import private
 from .sizes import askers_noted
+from .whole_operators import let_operators_be_whole
 
 Answer = Callable[[str, Any], bool | None]
 """Which way a branch goes, of the module whose code branches and the node of the tensor; None: unknown."""
@@ -59,6 +60,7 @@ class branches_answered(Change):  # noqa: N801  # reads as a verb where it is us
         _let_answer()
         let_leaves_be_inside(_captures)
         let_no_backward_be_inside(_captures)
+        let_operators_be_whole(_captures)
         self.undone_by(functools.partial(setattr, _looks, "answer", _looks.answer))
         _looks.answer = self.answer
         for tracer, table in _tables(self.answer):

@@ -17,6 +17,14 @@ from ..process_wide import attributes
 from .names import private
 from .traces import traced_value
 
+_CHECK = "_check_requires_grad_intermediate_outputs"
+
+
+@functools.cache
+def leaves_may_be_inside() -> bool:
+    """Whether a traced step may make a leaf by `requires_grad_()`: in torch 2.13, not in 2.11."""
+    return hasattr(private("TracedGraph"), _CHECK)
+
 
 @functools.cache
 def let_leaves_be_inside(captures: Callable[[], bool]) -> None:
@@ -26,11 +34,10 @@ def let_leaves_be_inside(captures: Callable[[], bool]) -> None:
     AOTAutograd does not see. Of an output that depends on what is trained as well it makes no difference
     (`_check_requires_grad_intermediate_outputs`, seen in 2.13).
     """
-    traced = private("TracedGraph")
-    name = "_check_requires_grad_intermediate_outputs"
-    check = getattr(traced, name, None)
-    if check is None:
+    if not leaves_may_be_inside():
         return
+    traced = private("TracedGraph")
+    check = getattr(traced, _CHECK)
 
     def check_outputs(self: Any, outputs: Any, tracer: Any) -> None:
         if captures():
@@ -38,7 +45,7 @@ def let_leaves_be_inside(captures: Callable[[], bool]) -> None:
             outputs = [output for output in outputs if not _leaves_of(_fake(output)) - made]
         check(self, outputs, tracer)
 
-    setattr(traced, name, check_outputs)
+    setattr(traced, _CHECK, check_outputs)
 
 
 @functools.cache

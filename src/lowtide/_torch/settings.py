@@ -44,7 +44,8 @@ def capture_settings(*, recurrent: bool = False) -> AbstractContextManager[None]
     be captured more than a few times; what it writes to a log, or warns of, is left out. Numbers that it
     draws with NumPy are NumPy's: torch would draw them from its own generator. The buckets of
     DistributedDataParallel do not split the graph; where torch would give up and run plainly, it raises.
-    Gradients that the step itself asks for (`torch.autograd.grad`) are traced.
+    Gradients that the step itself asks for (`torch.autograd.grad`) are traced. Parameters are looked at in
+    each call where torch passes over those of unchanged modules, by default in 2.11: it misses unfrozen ones.
     It looks into `nn.LSTM` and its kin where they are `recurrent` layers that can be captured as they run.
     Not by `config.patch`, which leaves a context variable behind for good.
     """
@@ -60,6 +61,7 @@ def capture_settings(*, recurrent: bool = False) -> AbstractContextManager[None]
         fail_on_recompile_limit_hit=True,
         suppress_errors=False,
         **({"optimize_ddp": False} if in_process_group() else {}),
+        skip_tensor_guards_with_matching_dict_tags=not config.use_recursive_dict_tags_for_guards,
         use_numpy_random_stream=True,
         allow_rnn=recurrent,
         **({"trace_autograd_ops": True} if hasattr(config, "trace_autograd_ops") else {}),  # seen in 2.13

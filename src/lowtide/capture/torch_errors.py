@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .._torch import RECAPTURES, met_in_capture, private
+from .._torch import RECAPTURES, leaves_may_be_inside, met_in_capture, private
 from ..console.user_frames import own_lines, place, with_lines
 from ..errors import CaptureError, GraphBreak, LowtideError
 from ..plans.planned_step import Plan
@@ -168,6 +168,14 @@ _WORDS = (
 )
 """What torch's first line has, and the reason in words."""
 
+_NO_LEAVES = (
+    "requires_grad_() on an input of the step, or on a tensor that the step makes, as in gradient penalties "
+    "and in the hooks that gradient checkpointing and PEFT hang on embeddings; torch 2.13 captures those of "
+    "the step's own, and model.gradient_checkpointing_disable() and model.disable_input_require_grads() take "
+    "such hooks away"
+)
+"""Where torch captures no `requires_grad_()` that changes anything, and says no more of it than that."""
+
 _PACKED = (
     "packed sequences: their lengths are the graph itself, which would be another for each batch; give the "
     "padded batch to the layer and mask what comes out, or see lowtide.Recurrent"
@@ -186,7 +194,9 @@ def _reason(error: Any) -> str:
             "data-dependent branching: a plan is made before the values of tensors are known. What `if` asks "
             "of the flags and whole numbers of a batch is followed, before anything writes to them"
         )
-    if re.search("args/kwargs to proxy|opaque object", said) and "Generator" in whole:
+    if "Unsupported Tensor.requires_grad_()" in said and not leaves_may_be_inside():
+        return _NO_LEAVES
+    if _stopped_at_a_generator(said, whole):
         return (
             "a random generator that the step makes, or draws from in a part that torch traces apart, as a "
             "checkpoint; make it before, keep it where the step finds it, and draw outside of such parts "
@@ -202,6 +212,12 @@ def _reason(error: Any) -> str:
     if "marked as skipped" in said and (function := re.search(r"the function `([^`]*)`", whole)):
         return f"{function[1]} is a function that torch does not look into"
     return next((words for sign, words in _WORDS if re.search(sign, said)), said)
+
+
+def _stopped_at_a_generator(said: str, whole: str) -> bool:
+    """Whether a step makes a generator (torch 2.11 knows no such call), or hands one on where none may go."""
+    made = "Generator.__new__" in whole
+    return made or bool(re.search("args/kwargs to proxy|opaque object", said) and "Generator" in whole)
 
 
 def _first_line(error: Any) -> str:

@@ -152,6 +152,7 @@ def like(
     options = copy.deepcopy(named, memo) | {name: new for name, new in changed.items() if name in named}
     groups.append({**options, "params": parameters})
     memo[id(optimizer)] = trial = _made(type(optimizer), options, parameters)
+    state.update(_made_at_once(trial, parameters))
     vars(trial).update(_copies(optimizer, trial, memo), param_groups=groups, state=state)
     return trial
 
@@ -170,6 +171,12 @@ def _made(kind: type, options: dict[str, Any], parameters: list[torch.nn.Paramet
         if isinstance(trial, torch.optim.Optimizer):
             torch.optim.Optimizer.__init__(trial, parameters, dict(options))
         return trial
+
+
+def _made_at_once(trial: Any, parameters: list[torch.nn.Parameter]) -> dict[Any, Any]:
+    """The state that an optimizer has before its first step, as torch's Adagrad; 2.11 makes none later."""
+    state = getattr(trial, "state", {})
+    return {each: state[each] for each in parameters if each in state}
 
 
 def _copies(optimizer: Any, trial: Any, memo: dict[int, Any]) -> dict[str, Any]:

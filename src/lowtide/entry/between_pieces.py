@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .._torch import storage_key
+from .._torch import edges_of, storage_key
 from ..measuring.tracker import live_storages
 
 __all__ = ["Gaps", "leaf_of", "nodes_between", "summed"]
@@ -65,7 +65,7 @@ def leaf_of(node: Any) -> Any:
 
 def summed(nodes: Sequence[Any]) -> dict[Any, int]:
     """The results of nodes, not leaves, that several of these nodes give gradients for; each has a number."""
-    edges = Counter(edge for node in nodes for edge in node.next_functions)
+    edges = Counter(edge for node in nodes for edge in edges_of(node))
     several = (edge for edge, count in edges.items() if count > 1 and leaf_of(edge[0]) is None)
     return {edge: number for number, edge in enumerate(several)}
 
