@@ -1,5 +1,6 @@
 """The table of models: made of rows, one of which is made here."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -57,6 +58,7 @@ def test_of_a_model_in_pieces_the_table_says_what_is_outside():
     assert line == f"| small | 3 | {outside} | 10.0% of the uncapped peak | yes | yes |"
 
 
+@pytest.mark.slow
 def test_a_row_of_a_model_in_pieces():
     x = torch.randn(3, 4)
     made = models_in_pieces.row(lambda: (Small(), {"x": x}))

@@ -84,6 +84,7 @@ def test_auto_is_asked_for_the_papers_share_too(monkeypatch):
     assert paper not in list(plan_methods.rows("googlenet", "chain"))[-1].extra
 
 
+@pytest.mark.slow
 def test_the_bound_is_a_share_or_says_that_nothing_fits(tmp_path):
     row = list(plan_methods.rows("unet", "bound"))[-1]
     for share in SHARES:
@@ -166,6 +167,7 @@ def test_lines_are_reused_until_their_sources_change_or_again_is_asked(monkeypat
     assert run(tmp_path, *methods)["unet", "chain"].floor < VANILLA.peak
 
 
+@pytest.mark.slow
 def test_lines_that_are_not_asked_for_stay(tmp_path):
     run(tmp_path, "--methods", "sqrt_segments")
     path = tmp_path / "plans.jsonl"

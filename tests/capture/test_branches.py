@@ -94,11 +94,11 @@ def padded():
     [
         (attention, 2),
         (of_a_buffer, 2),
-        (as_a_value, 2),
-        (as_a_flag, 2),
-        (in_a_loop, 2),
+        pytest.param(as_a_value, 2, marks=pytest.mark.slow),
+        pytest.param(as_a_flag, 2, marks=pytest.mark.slow),
+        pytest.param(in_a_loop, 2, marks=pytest.mark.slow),
         (of_floats_compared, 1),
-        (of_a_mask_of_floats, 2),
+        pytest.param(of_a_mask_of_floats, 2, marks=pytest.mark.slow),
         (of_a_copy_that_is_written, 2),
     ],
 )

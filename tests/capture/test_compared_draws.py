@@ -35,9 +35,14 @@ DECIDED = {
     "never, as all are below one": lambda: not torch.rand(()) < 1,
     "never, as none is one": lambda: torch.rand(()) >= 1.0,
 }
+OFTEN = ("never, of many models",)
 
 
-@pytest.mark.parametrize("skip", DECIDED.values(), ids=DECIDED)
+@pytest.mark.parametrize(
+    "skip",
+    [pytest.param(skip, marks=[pytest.mark.slow] * (name not in OFTEN)) for name, skip in DECIDED.items()],
+    ids=DECIDED,
+)
 def test_the_draw_stays_and_the_branch_is_known(skip):
     found = lowtide.verify(Skipping(skip), torch.randn(4, 8), budget="min", differentiate="all")
     assert found, str(found)

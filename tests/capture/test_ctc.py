@@ -36,8 +36,14 @@ LABELS = torch.tensor([[1, 2, 2, 5], [3, 1, 0, 0], [4, 4, 4, 0]])
     ("options", "labels", "frames", "lengths"),
     [
         ({"zero_infinity": True}, LABELS, FRAMES, LENGTHS),
-        ({"reduction": "sum"}, torch.cat([LABELS[0], LABELS[1, :2]]), FRAMES.tolist(), [4, 2, 0]),
-        ({"reduction": "none", "blank": 7}, LABELS, FRAMES, torch.tensor([4, 2, 1])),
+        pytest.param(
+            *({"reduction": "sum"}, torch.cat([LABELS[0], LABELS[1, :2]]), FRAMES.tolist(), [4, 2, 0]),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *({"reduction": "none", "blank": 7}, LABELS, FRAMES, torch.tensor([4, 2, 1])),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["mean", "sum, one after the other, lengths in Python", "none, another blank"],
 )

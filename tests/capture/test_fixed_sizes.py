@@ -58,7 +58,7 @@ def batch_of(length):
     return torch.randn(3, length, 4), torch.ones(3, length, dtype=torch.long)
 
 
-@pytest.mark.parametrize("length", [7, 12, 2])
+@pytest.mark.parametrize("length", [7, pytest.param(12, marks=pytest.mark.slow), 2])
 def test_numbers_stand_where_a_capture_of_that_size_has_them(length):
     graph = OpenGraph(graph_of(rows_by_length, *batch_of(9), open_at={1})[0])
     batch = batch_of(length)

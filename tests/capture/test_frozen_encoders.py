@@ -46,8 +46,8 @@ def batch(*, at_the_end=True):
     ("make", "at_the_end"),
     [
         (lambda: nn.MultiheadAttention(WIDTH, 2, batch_first=True), True),
-        (lambda: encoder(enable_nested_tensor=False), True),
-        (encoder, False),
+        pytest.param(lambda: encoder(enable_nested_tensor=False), True, marks=pytest.mark.slow),
+        pytest.param(encoder, False, marks=pytest.mark.slow),
     ],
     ids=["attention", "not nested", "padded in front"],
 )

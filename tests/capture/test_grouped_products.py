@@ -28,7 +28,9 @@ class Experts(nn.Module):
         return torch.empty_like(made).index_copy(0, order, made)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str
+)
 def test_grouped_products_of_any_dtype_are_captured(dtype):
     torch.manual_seed(0)
     model = nn.Sequential(Experts(), Experts()).to(dtype)

@@ -29,13 +29,18 @@ WAYS = {
     "nonzero": lambda y, labels: y[labels.ge(0).nonzero()[:, 0]],
     "where": lambda y, labels: y[torch.where(labels >= 0)[0]] + labels[labels >= 0][:, None],
 }
+OFTEN = ("x[mask]", "where")
 
 
 def batches():
     return torch.tensor([1, -100, 2, 0, -100, 3]), torch.tensor([1, -100, 2, -100, -100, 3])
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=[pytest.mark.slow] * (name not in OFTEN)) for name, way in WAYS.items()],
+    ids=WAYS,
+)
 def test_each_size_has_its_step(way):
     torch.manual_seed(0)
     plain, x = Selecting(way), torch.randn(6, 8)

@@ -111,6 +111,7 @@ def test_hooks_see_and_change_what_they_do_in_plain_pytorch(budget):
     assert alike(seen, seen_capped)
 
 
+@pytest.mark.slow
 def test_hooks_of_all_modules_are_called_too():
     handle = register_module_full_backward_hook(note)
     try:
@@ -148,6 +149,7 @@ def test_hooks_that_come_go_and_change_are_those_of_each_call():
     assert same(*(loop(each, [FIXED])[0] for each in (plain, model)))
 
 
+@pytest.mark.slow
 def test_a_module_that_another_takes_the_place_of_is_the_one_that_hooks_get():
     model, got = lowtide.cap(Hooked(), "1MiB", prices="roofline"), []
     model.last.register_full_backward_hook(lambda module, *_: got.append(module))
@@ -176,9 +178,14 @@ def test_an_error_in_a_hook_is_the_users_and_the_next_step_works():
 @pytest.mark.parametrize(
     ("returns", "error", "said"),
     [
-        (lambda _, incoming, __: (None,), lowtide.UnsupportedBackward, "returned None for a gradient"),
+        pytest.param(
+            *(lambda _, incoming, __: (None,), lowtide.UnsupportedBackward, "returned None for a gradient"),
+            marks=pytest.mark.slow,
+        ),
         (lambda _, incoming, __: (incoming[0][:1],), lowtide.UnsupportedBackward, r"the shape \(1, 8\)"),
-        (lambda _, incoming, __: (), RuntimeError, "got 0, but expected 1"),
+        pytest.param(
+            *(lambda _, incoming, __: (), RuntimeError, "got 0, but expected 1"), marks=pytest.mark.slow
+        ),
     ],
     ids=["none", "another shape", "too few"],
 )
@@ -223,7 +230,10 @@ def test_hooks_run_where_the_step_asks_for_a_gradient_itself():
             {},
             "that no checkpoint",
         ),
-        (lambda: Around(lambda layer, x: layer(x)), {"executor": "inductor"}, 'executor="eager"'),
+        pytest.param(
+            *(lambda: Around(lambda layer, x: layer(x)), {"executor": "inductor"}, 'executor="eager"'),
+            marks=pytest.mark.slow,  # for what it imports
+        ),
     ],
     ids=["differentiated again", "in a checkpoint", "compiled"],
 )

@@ -91,7 +91,7 @@ def test_numbers_gradients_and_states_are_those_of_plain_pytorch(draw):
     assert same(loop(plain, batches), loop(model, batches))
 
 
-@pytest.mark.parametrize("draw", ["randn", "bernoulli_ along columns"])
+@pytest.mark.parametrize("draw", ["randn", pytest.param("bernoulli_ along columns", marks=pytest.mark.slow)])
 def test_a_replay_is_in_the_plan_and_verify_begins_anew(draw):
     model = Drawing(DRAWS[draw]).seeded()
     before = [generator.get_state() for generator in model.generators]
@@ -114,6 +114,7 @@ def test_another_generator_is_another_step():
     assert same(gradients(plain), gradients(model))
 
 
+@pytest.mark.slow
 def test_a_replayed_call_may_name_its_device():
     plain, x = Drawing(lambda x, _: torch.randn(x.shape, device="cpu")), torch.randn(256, 4)
     model = lowtide.cap(twin(plain), "min", prices="roofline")
@@ -149,7 +150,10 @@ def test_a_first_call_that_is_run_plainly_draws_once():
         (lambda x, g: checkpoint(lambda y: y * torch.rand(16, generator=g), x), {}, "as a checkpoint"),
         (lambda x, g: torch.empty_like(x).exponential_(generator=g), {}, "an operator that torch cannot"),
         (lambda x, g: x if torch.rand([], generator=g) < 0.5 else -x, {}, "data-dependent branching"),
-        (DRAWS["rand"], {"executor": "inductor"}, 'executor="eager"'),
+        pytest.param(
+            *(DRAWS["rand"], {"executor": "inductor"}, 'executor="eager"'),
+            marks=pytest.mark.slow,  # for what it imports
+        ),
     ],
     ids=["made inside", "in a checkpoint", "not traced", "decides a branch", "compiled"],
 )

@@ -52,6 +52,7 @@ def test_layers_train_under_the_smallest_cap(kind, options):
     assert found.predicted == found.measured
 
 
+@pytest.mark.slow
 def test_states_that_are_given_and_double_precision():
     start = tuple(torch.randn(1, 3, WIDTH, dtype=torch.double, requires_grad=True) for _ in range(2))
     model = made(nn.LSTM, {}, torch.double)

@@ -132,6 +132,7 @@ def test_a_capture_serves_the_sizes_that_go_its_road(road, lengths, captured):
     assert graphs(follow(road, lengths)) == captured
 
 
+@pytest.mark.slow
 def test_each_batch_is_asked_with_its_own_sizes():
     model = follow(by_padding, (9, 12, 30, 13, 31), padded=(12, 13))
     assert graphs(model) == 2
@@ -159,6 +160,7 @@ def with_strides_of_its_own(y, mask):
     return columns.mul_(y.shape[1]).bernoulli_(0.5) * y.transpose(1, 2)
 
 
+@pytest.mark.slow
 def test_calls_in_place_draw_along_the_strides_of_each_size():
     assert graphs(follow(with_strides_of_its_own, (9, 12, 5))) == 1
 
@@ -177,6 +179,7 @@ def test_results_that_are_sizes_are_those_of_the_batch():
     assert graphs(model) == 1
 
 
+@pytest.mark.slow
 def test_each_plan_is_given_back_though_the_capture_stays():
     model = lowtide.cap(Rows(straight), "1MiB", max_plans=2, **QUICKLY)
     kept = []
@@ -214,7 +217,12 @@ def marked(batch):
 
 @pytest.mark.parametrize(
     ("dynamic", "mark"),
-    [({"x": 1}, None), ({0: [-2]}, None), (None, marked), ({"x": (0, 1), "mask": [0, 1]}, marked)],
+    [
+        ({"x": 1}, None),
+        pytest.param({0: [-2]}, None, marks=pytest.mark.slow),
+        (None, marked),
+        pytest.param({"x": (0, 1), "mask": [0, 1]}, marked, marks=pytest.mark.slow),
+    ],
 )
 def test_sizes_that_are_told_are_symbols_from_the_first_call_on(dynamic, mark):
     model = lowtide.cap(Rows(straight), "1MiB", dynamic=dynamic, **QUICKLY)

@@ -112,6 +112,7 @@ def _(x):
 asked_in_traces.register_autograd(lambda ctx, gradient: gradient)
 
 
+@pytest.mark.slow
 def test_what_is_traced_at_later_calls_looks_like_a_capture_to_other_threads():
     """Torch refuses compiled calls while somebody traces with FX, in any thread."""
     model = lowtide.cap(AsksTheTrace(), "min", prices="roofline", allow_breaks=True)
@@ -158,7 +159,7 @@ def trained(model, data, before_each=lambda: None):
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("make", [small, Broken])
+@pytest.mark.parametrize("make", [small, pytest.param(Broken, marks=pytest.mark.slow)])
 def test_two_threads_train_as_one(make):
     """They meet before each step, so that first calls and later ones overlap as far as they can."""
     torch.manual_seed(0)

@@ -85,8 +85,13 @@ def steps(model, *loops, x=None):
     return found
 
 
-@pytest.mark.parametrize("budget", ["1GiB", "min"])
-@pytest.mark.parametrize("model", [Head, SavedBeside])
+@pytest.mark.parametrize(
+    ("model", "budget"),
+    [
+        *((Head, "1GiB"), (SavedBeside, "1GiB"), (Head, "min")),
+        pytest.param(SavedBeside, "min", marks=pytest.mark.slow),
+    ],
+)
 def test_what_nobody_holds_is_planned_for_from_the_second_step_on(model, budget):
     (first, held), (second, free), (third, same_plan) = steps(capped(model, budget), *3 * [letting_go])
     assert first <= held.peak
@@ -123,7 +128,7 @@ def test_outputs_count_one_by_one():
     assert [plan.graph.writer[name].module for name in let_go_of(plan.graph)] == ["head"]
 
 
-@pytest.mark.parametrize("budget", ["1GiB", "min"])
+@pytest.mark.parametrize("budget", ["1GiB", pytest.param("min", marks=pytest.mark.slow)])
 def test_a_caller_who_holds_after_all_is_told_once_and_plans_do_not_swing(budget, capsys):
     model = capped(Head, budget)
     found = steps(model, letting_go, letting_go, holding, holding, letting_go, holding)
@@ -224,7 +229,7 @@ def test_a_plan_of_its_own_for_a_caller_who_lets_go_can_be_followed():
     assert taken == followed.peak == plan.peak
 
 
-@pytest.mark.parametrize("who", ["held", "free"])
+@pytest.mark.parametrize("who", [pytest.param("held", marks=pytest.mark.slow), "free"])
 def test_verify_lets_go_where_it_is_asked_to(who):
     found = lowtide.verify(Head(), batch(), budget="min", prices="roofline", outputs=who)
     assert found.ok, found

@@ -85,6 +85,7 @@ def test_an_arena_is_taken_where_the_limit_needs_one():
     assert within(plan, CUDA, plan.allocated).peak > plan.allocated  # none is small enough for that
 
 
+@pytest.mark.slow
 def test_expandable_segments_need_no_arena():
     device = replace(CUDA, settings=AllocatorSettings(expandable=True))
     for budget in (None, "70%", "min"):
@@ -124,6 +125,7 @@ def test_of_plans_by_rising_bytes_the_one_that_reserves_least():
     assert best.peak == min(least_reserving([plan], CUDA).peak for plan in plans)
 
 
+@pytest.mark.slow
 def test_what_earlier_steps_left_in_an_arena_is_told_where_it_is_in_the_way():
     """Every second MiB is taken: no request of 5 MiB fits, and the arena cannot go back."""
     graph = chain(12, size=5 * MIB)
@@ -157,6 +159,7 @@ def test_beside_what_earlier_steps_left_a_budget_is_kept_or_told_or_refused(seed
     assert told or plan.peak <= budget
 
 
+@pytest.mark.slow
 def test_what_one_method_found_is_not_given_to_those_who_ask_another():
     graph = chain(12, size=5 * MIB)
     with pytest.raises(lowtide.BudgetTooSmall):

@@ -346,7 +346,9 @@ def test_a_share_is_of_the_exact_step_where_a_sketched_plan_is_followed() -> Non
 # the knee, and cliffs
 
 
-@pytest.mark.parametrize("blocks", [None, (), (3 << 20, 200 << 20)])
+@pytest.mark.parametrize(
+    "blocks", [None, *(pytest.param(each, marks=pytest.mark.slow) for each in ((), (3 << 20, 200 << 20)))]
+)
 def test_the_knee_is_the_plan_with_the_least_sum_of_memory_and_time(blocks: tuple[int, ...] | None) -> None:
     graph = transformer(2).replace(device="cuda:0")
     device = DeviceMemory("cuda:0", 80 * GIB, lambda: 70 * GIB, blocks)
@@ -400,6 +402,7 @@ def test_the_smallest_peak_is_a_budget_by_that_name() -> None:
             Plan.from_dict(data)
 
 
+@pytest.mark.slow
 def test_the_command_line_says_where_the_knee_is(
     step: Any, capsys: pytest.CaptureFixture[str], shell: Shell
 ) -> None:

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from graphs import chain, cnn, random_graph, transformer, with_updates
-from lowtide.planner.other_shapes import SHAPES, STEPS, OtherShapes
+from lowtide.planner import other_shapes
+from lowtide.planner.other_shapes import OtherShapes
 from lowtide.planner.under_budget import plan_graph
 from lowtide.plans.keep_all import keep_all
 from lowtide.plans.simulator import simulate
@@ -56,7 +57,12 @@ def peak(graph):
 
 @pytest.mark.parametrize(
     "graph",
-    [cnn(4), transformer(2), random_graph(5, 14, takes=True), with_updates(transformer(1))],
+    [
+        pytest.param(cnn(4), marks=pytest.mark.slow),
+        transformer(2),
+        pytest.param(random_graph(5, 14, takes=True), marks=pytest.mark.slow),
+        pytest.param(with_updates(transformer(1)), marks=pytest.mark.slow),
+    ],
     ids=["cnn", "transformer", "overwriting", "updating"],
 )
 def test_one_search_serves_other_sizes_at_hardly_more_time(graph):
@@ -136,11 +142,13 @@ def test_the_plan_of_a_capped_step_is_judged_and_named_as_any():
     assert found.searches == 1
 
 
-def test_what_is_remembered_is_bounded():
+def test_what_is_remembered_is_bounded(monkeypatch):
+    monkeypatch.setattr(other_shapes, "STEPS", 3)
+    monkeypatch.setattr(other_shapes, "SHAPES", 2)
     found = OtherShapes()
-    for length in range(2, STEPS + 4):
+    for length in range(2, 7):
         found(chain(length), 0)
-    assert len(found.known) == STEPS
-    for size in range(2, SHAPES + 4):
+    assert len(found.known) == 3
+    for size in range(2, 6):
         found(chain(3, size=size), 0)
-    assert len(found.known[chain(3).structure]) == SHAPES
+    assert len(found.known[chain(3).structure]) == 2

@@ -23,7 +23,7 @@ CUDA = DeviceMemory("cuda", blocks=())
 SAID = "by replay of the allocator"
 
 
-@pytest.mark.parametrize("budget", [None, "70%", "min"])
+@pytest.mark.parametrize("budget", [None, pytest.param("70%", marks=pytest.mark.slow), "min"])
 def test_plans_for_cuda_have_what_the_replay_reserves(budget):
     plan = plan_graph(GRAPH, budget, device=CUDA)
     loop = Loop(plan.graph, events(plan.graph, plan.schedule))

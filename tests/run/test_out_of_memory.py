@@ -124,6 +124,7 @@ def test_a_first_step_that_runs_out_is_planned_for():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_what_is_not_taken_back_is_told():
     model, x = Scarce(norm=True), torch.randn(256, 16)
     total = planned(model, x, budget="100%")

@@ -73,6 +73,7 @@ def test_nothing_is_overwritten_where_the_step_fits_anyway(monkeypatch):
     assert not any(seen)
 
 
+@pytest.mark.slow
 def test_a_little_less_is_had_for_no_time_at_all(monkeypatch):
     seen = marked(monkeypatch)
     found = lowtide.verify(Net(), *batch(), budget="99%")
@@ -82,7 +83,7 @@ def test_a_little_less_is_had_for_no_time_at_all(monkeypatch):
     assert all(seen)
 
 
-@pytest.mark.parametrize("loss", [True, False])
+@pytest.mark.parametrize("loss", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_every_step_is_exact_and_as_small_as_predicted(loss):
     model, args = Net(loss), batch()[: 1 + loss]
     plain = copy.deepcopy(model)
@@ -171,7 +172,7 @@ class TwoSums(nn.Module):
         return left, right
 
 
-@pytest.mark.parametrize("budget", ["90%", "min"])
+@pytest.mark.parametrize("budget", [pytest.param("90%", marks=pytest.mark.slow), "min"])
 def test_a_gradient_that_does_not_come_changes_what_may_be_overwritten(budget):
     model, x = TwoSums(), torch.randn(4, 8)
     plain = copy.deepcopy(model)
@@ -183,6 +184,7 @@ def test_a_gradient_that_does_not_come_changes_what_may_be_overwritten(budget):
         assert same(gradients(model), gradients(plain))
 
 
+@pytest.mark.slow
 def test_plans_that_were_saved_before_ops_could_overwrite_are_followed(tmp_path):
     model, args = Net(), batch()
     plan = lowtide.plan(model, *args, budget="70%", prices="measured")
@@ -275,6 +277,7 @@ class Gated(nn.Module):
         return (scores * self.gate.tanh()).exp().sum()
 
 
+@pytest.mark.slow
 def test_the_stride_of_one_element_makes_no_difference():
     found = lowtide.verify(Gated(), torch.randn(2, 32, 16), budget="min")
     assert found.equal

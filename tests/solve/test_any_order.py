@@ -38,7 +38,7 @@ def fastest(graph: Graph, budget: int, **options):
     return found
 
 
-@pytest.mark.parametrize("takes", [False, True])
+@pytest.mark.parametrize("takes", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_it_equals_exhaustive_search(takes):
     rerun = infeasible = 0
     for seed in range(30):
@@ -102,6 +102,7 @@ def test_with_a_limit_it_finds_only_what_is_faster():
     assert fastest(graph, 5, limit=10.5).seconds == 10.0
 
 
+@pytest.mark.slow
 def test_when_the_work_runs_out_it_says_what_is_proven():
     graph = random_graph(5, 12)
     budget = simulate(graph, auto(graph, 0)).peak

@@ -57,7 +57,10 @@ def work(graph, facts, order):
     return tape.order(), copied.order(), judge(facts, copied.order())
 
 
-@pytest.mark.parametrize("graph", [random_graph(5, 12), random_graph(7, 12, takes=True), cnn(1)])
+@pytest.mark.parametrize(
+    "graph",
+    [pytest.param(random_graph(5, 12), marks=pytest.mark.slow), random_graph(7, 12, takes=True), cnn(1)],
+)
 def test_each_allocation_may_fail(memory, graph):
     facts = Facts(graph)
     order = facts.order(*first_order(graph))
@@ -85,7 +88,9 @@ def test_runs_in_vain_are_found_without_memory(memory):
         assert without_waste(graph, twice, backward) == found
 
 
-@pytest.mark.parametrize("allocation", [0, 100, 3000])
+@pytest.mark.parametrize(
+    "allocation", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in (100, 3000))]
+)
 def test_a_plan_is_made_in_python_then(memory, caplog_lowtide, allocation):
     graph = cnn(2)
     budget = simulate(graph, keep_all(graph)).peak * 4 // 5

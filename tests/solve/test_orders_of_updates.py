@@ -72,7 +72,13 @@ def test_the_simulator_refuses_a_reader_after_the_update():
         simulate(graph, Schedule(tuple(map(Run, forward)), (*steps, Run(reader))))
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - {"auto", "exact"}))
+@pytest.mark.parametrize(
+    "method",
+    [
+        *sorted(set(METHODS) - {"auto", "exact", "lower_sets"}),
+        pytest.param("lower_sets", marks=pytest.mark.slow),  # as `lower_sets_approximate`, with more of them
+    ],
+)
 @settings(max_examples=10)
 @given(seed=seeds, n=st.integers(1, 20), share=st.floats(0.3, 1.1), takes=st.booleans())
 def test_every_method_keeps_to_it(method, seed, n, share, takes):

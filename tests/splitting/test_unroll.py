@@ -57,7 +57,9 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("compiled", [False, True], ids=["in place", "functional"])
+@pytest.mark.parametrize(
+    "compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["in place", "functional"]
+)
 def test_a_head_and_its_loss(loss, compiled):
     def step(x, weight, bias, target):
         return LOSSES[loss](functional.linear(x, weight, bias).view(-1, WIDE), target)
@@ -144,6 +146,7 @@ def test_a_mask_for_each_position_is_a_part_of_the_rows():
     torch.testing.assert_close(whole, chunked, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_sums_are_rounded_once():
     def step(x, weight, bias, target):
         logits = functional.linear(x, weight, bias).view(-1, WIDE)
