@@ -155,6 +155,7 @@ def test_a_method_that_fails_leaves_the_others_alone(monkeypatch, tmp_path, capf
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_lines_are_reused_until_their_sources_change_or_again_is_asked(monkeypatch, tmp_path):
     methods = ("--methods", "chain", "sqrt_segments")
     first = run(tmp_path, *methods)

@@ -222,6 +222,7 @@ def test_several_conditions_are_one_look_at_the_device_per_call():
     assert log.seen.count("aten.all.default") == 2
 
 
+@pytest.mark.slow
 def test_pieces_of_a_step_break_at_the_branch_as_before():
     model = lowtide.cap(Branching(attention), "1MiB", allow_breaks=True, **QUICKLY)
     plain = copy.deepcopy(model)

@@ -53,6 +53,7 @@ def test_loss_and_gradients_are_those_of_plain_pytorch(options, labels, frames, 
     assert found.predicted == found.measured
 
 
+@pytest.mark.slow
 def test_each_longest_label_has_its_step():
     plain, x = Speech(zero_infinity=True), torch.randn(3, 12, 6)
     model = lowtide.cap(copy.deepcopy(plain), "1MiB", method="keep_all", prices="roofline")

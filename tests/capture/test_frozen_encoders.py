@@ -58,6 +58,7 @@ def test_the_kernels_are_those_of_plain_pytorch(make, at_the_end):
     assert found.predicted == found.measured
 
 
+@pytest.mark.slow
 def test_torchs_tables_are_as_they_were_and_no_call_is_captured_again():
     model = nn.Sequential(
         nn.MultiheadAttention(WIDTH, 2, batch_first=True), encoder(enable_nested_tensor=False)

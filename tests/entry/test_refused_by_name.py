@@ -81,7 +81,8 @@ def put(layer, kind):
         layer.register_full_backward_hook(lambda _, incoming, outgoing: SEEN.append(1) or (incoming[0] * 2,))
 
 
-@pytest.mark.parametrize("kind", [pytest.param("pre", marks=pytest.mark.slow), "full"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pre", "full"])
 def test_backward_hooks_of_modules_are_captured_when_they_come_and_run_in_pieces(kind):
     plain, x = Step(lambda model, x: model.layers(x)), torch.ones(2, 4)
     model = lowtide.cap(copy.deepcopy(plain), "1MiB", prices="roofline")

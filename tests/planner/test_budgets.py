@@ -423,7 +423,7 @@ def test_the_command_line_says_where_the_knee_is(
 
 def test_a_plan_to_follow_has_no_knee(step: Any) -> None:
     model, x = step
-    plan = lowtide.plan(model, x, budget="60%")
+    plan = lowtide.plan(model, x, budget="100%")
     with pytest.raises(lowtide.LowtideError, match='budget "knee" asks for the plan at the knee, plan= for'):
         lowtide.plan(model, x, budget="knee", plan=plan)
 

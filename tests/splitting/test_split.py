@@ -103,6 +103,7 @@ def test_the_error_tells_what_it_would_make_possible():
     assert lowtide.plan(model, x, y, budget=2**21, split=True).peak <= 2**21
 
 
+@pytest.mark.slow
 def test_a_plan_brings_its_chunks_along(tmp_path):
     model, x, y = text()
     plan = lowtide.plan(model, x, y, budget="30%", split=True, prices="roofline")
