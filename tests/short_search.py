@@ -14,8 +14,9 @@ from functools import cache
 from unittest import mock
 
 from lowtide.planner import kept_ladders
+from lowtide.solve.bound import cut_orders
 from lowtide.solve.search import search, seeds
-from lowtide.solve.sequence import method
+from lowtide.solve.sequence import method, steps
 
 MOST_LADDERS = 1000
 """The same graph has the same ladder: a run of the tests keeps those that it found."""
@@ -29,9 +30,10 @@ def _short_effort(ops, native):
     whole = _whole_effort(ops, native)
     edits = whole.edits // (4 if ops <= 100 else 10)
     sinks, work = min(whole.sinks, 2), whole.work // 50
-    return replace(
-        whole, edits=edits, fine=24, sweeps=min(whole.sweeps, 1), between=0, sinks=sinks, work=work
-    )
+    few = replace(whole, edits=edits, fine=24, sweeps=min(whole.sweeps, 1), between=0, sinks=sinks, work=work)
+    if ops <= 100:
+        return few
+    return replace(few, step=2 * whole.step, exponents=min(whole.exponents, 2), grafts=1)
 
 
 @contextmanager
@@ -46,6 +48,9 @@ def short_search():
         stack.enter_context(mock.patch.object(seeds, "MOST_RUNS", seeds.MOST_RUNS // 10))
         stack.enter_context(mock.patch.object(method, "FINEST_RUNS", method.FINEST_RUNS // 20))
         stack.enter_context(mock.patch.object(method, "OTHER_RUNS", method.OTHER_RUNS // 20))
+        # and after them the sequences over many cuts, and the smallest cuts at many prices
+        stack.enter_context(mock.patch.object(steps, "_variety", return_value=6))
+        stack.enter_context(mock.patch.object(cut_orders, "CUTS", 10))
         stack.enter_context(mock.patch.object(auto, "_remembered", _short_ladders))
         stack.enter_context(mock.patch.object(auto, "_MOST_REMEMBERED", MOST_LADDERS))
         stack.enter_context(mock.patch.object(kept_ladders, "FOLDER", "short"))
