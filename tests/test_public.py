@@ -156,6 +156,7 @@ def _failed(tests):
     return sum(runner.run(test).failed for test in tests)
 
 
+@pytest.mark.slow
 def test_modules_list_their_names():
     for module in modules():
         assert module.__doc__, module.__name__

@@ -53,6 +53,7 @@ def test_averages_and_gradients_are_those_of_plain_pytorch(kind):
     )
 
 
+@pytest.mark.slow
 def test_the_smallest_cap_holds_and_layers_that_recompute_count_once():
     found = lowtide.verify(Averaging(), torch.randn(6, 3, 10, 10), budget="min")
     assert found, str(found)

@@ -105,6 +105,7 @@ def test_a_layer_that_is_left_out_is_recomputed_by_nobody():
     assert found.predicted == found.measured
 
 
+@pytest.mark.slow
 def test_a_plan_says_that_it_is_of_the_present_random_state():
     plan = lowtide.plan(Attending(lambda: torch.rand(()) < 0.1), torch.randn(2, 4, 8, requires_grad=True))
     assert any("random state" in note for note in plan.notes)

@@ -124,6 +124,7 @@ def test_hooks_of_all_modules_are_called_too():
     assert alike(seen, seen_capped)
 
 
+@pytest.mark.slow
 def test_what_hooks_return_is_in_the_plan():
     model = Hooked()
     for module in (model.body, model.body[2], model.two):

@@ -37,6 +37,7 @@ def test_the_batch_and_weights_that_are_larger_than_one_pixel_are_copied():
     assert copied(Images(), torch.rand(BATCH)) == {BATCH, FIRST, LAST}
 
 
+@pytest.mark.slow
 def test_what_has_its_channels_last_is_not_copied():
     turned = torch.channels_last
     assert copied(Images().to(memory_format=turned), torch.rand(BATCH).to(memory_format=turned)) == set()

@@ -99,6 +99,7 @@ def test_gradients_reach_hooks_after_the_last_read_of_their_parameter():
     assert same(loop("min"), loop(None))
 
 
+@pytest.mark.slow
 def test_gradients_of_some_inputs_alone():
     """Autograd leaves out the gates of the others; the backward runs past them."""
     torch.manual_seed(0)

@@ -138,6 +138,7 @@ def test_broken_file_is_ignored_and_rewritten(cache, model, x, content):
     assert again["prices"].keys() == good["prices"].keys()
 
 
+@pytest.mark.slow
 def test_binary_rubbish_is_ignored(cache, model, x):
     measured(model, x)
     prices_file(cache).write_bytes(b"\xff\x00\xfe")
