@@ -48,7 +48,7 @@ def effort_for(ops: int, native: bool) -> Effort:
     if ops <= 3000:
         return Effort(5, 2, 3, 3_000_000, tolerance=0.25, between=0, sinks=2, arranged=True)
     if ops <= 10_000:
-        few = Effort(5, 1, 0, 1_000_000, tolerance=0.25, bisections=3, fine=100, grafts=1)
+        few = Effort(5, 1, 0, 1_000_000, tolerance=0.25, bisections=3, grafts=1)
         return replace(few, between=0, sinks=2, patience=2)
     few = Effort(10, 1, 0, 0, tolerance=0.25, bisections=1, fine=48, grafts=1)
     return replace(few, between=0, sinks=0, patience=2)
