@@ -1,6 +1,7 @@
 """Who holds what a step returned when its backward begins, and plans for what the caller does."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -237,6 +238,16 @@ def test_the_second_plan_takes_the_trace_of_the_first(model, monkeypatch):
         assert same(many.buffers(), plain.buffers())
     assert plans[0] is not plans[1] is plans[3]
     assert len(traced) == 1
+
+
+def test_what_is_traced_after_the_joint_graph_is_not_taken_for_the_step(monkeypatch):
+    front, stages = _torch.private("aot_autograd"), _torch.private("aot_stages")
+    monkeypatch.setattr(stages, "aot_dispatch_autograd_graph", lambda *, fw_metadata: ["graph"])
+    own = front.prepare_aot_module_simplified
+    with _torch.JointTrace().in_use():
+        assert front.prepare_aot_module_simplified is not own
+        stages.aot_dispatch_autograd_graph(fw_metadata=SimpleNamespace())
+        assert front.prepare_aot_module_simplified is own
 
 
 def test_a_loop_that_is_expected_to_let_go_is_planned_for_at_once(capsys):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
 
@@ -32,7 +32,10 @@ class JointTrace:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """AOTAutograd traces the module, or takes what was traced."""
+        """AOTAutograd traces the module, or takes what was traced.
+
+        Until the joint graph is there, for what ops compile when they are priced is traced by itself.
+        """
         front, stages = private("aot_autograd"), private("aot_stages")
         inputs, metadata, graph = getattr(front, _INPUTS), getattr(front, _METADATA), getattr(stages, _GRAPH)
         looks = count()  # torch looks twice where inputs are made of others
@@ -40,7 +43,9 @@ class JointTrace:
             _INPUTS: lambda *args, **options: self.inputs(lambda: inputs(*args, **options)),
             _METADATA: lambda *args, **options: self.metadata(metadata(*args, **options), next(looks)),
         }
-        with attributes(front, **ours), attributes(stages, **{_GRAPH: self.graph(graph)}):
+        with ExitStack() as stack:
+            stack.enter_context(attributes(front, **ours))
+            stack.enter_context(attributes(stages, **{_GRAPH: self.graph(graph, stack.close)}))
             yield
 
     def inputs(self, make: Callable[[], Any]) -> Any:
@@ -59,7 +64,7 @@ class JointTrace:
 
         return collected
 
-    def graph(self, trace: Callable[..., Any]) -> Callable[..., Any]:
+    def graph(self, trace: Callable[..., Any], done: Callable[[], object]) -> Callable[..., Any]:
         """The joint graph, and what tracing it adds to the metadata."""
 
         def traced(*args: Any, fw_metadata: Any, **options: Any) -> Any:
@@ -70,6 +75,7 @@ class JointTrace:
                 self.made[_GRAPH] = made, told
             made, told = self.made[_GRAPH]
             vars(fw_metadata).update(told)
+            done()
             return _with_own_lists(made)
 
         return traced
