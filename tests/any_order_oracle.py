@@ -6,8 +6,10 @@ import heapq
 from itertools import count
 from random import Random
 
-from graphs import Step
+from graphs import Step, with_takes
 from lowtide.plans.graph import GIVEN_KINDS, VALUE_KINDS, Graph, Value
+from lowtide.plans.keep_all import keep_all
+from lowtide.plans.simulator import simulate
 
 
 def best_in_any_order(graph: Graph, budget: int) -> float | None:
@@ -82,3 +84,13 @@ def tiny_graph(seed: int) -> Graph:
     needs = {op.name: [n for n in (*op.reads, *op.writes) if rng.random() < 0.5] for op in step.ops}
     graph = step.graph(last, needs=needs)
     return graph.replace(fixed={"other": rng.randint(0, 3)}, boundary=rng.choice([0, 0, 1]))
+
+
+def tiny_cases(count):
+    """Seeds, tiny graphs, budgets below their peaks, and the least seconds in any order, if any fits."""
+    for seed in range(count):
+        graph = with_takes(tiny_graph(seed), seed) if seed % 2 else tiny_graph(seed)
+        top = simulate(graph, keep_all(graph)).peak
+        for share in (95, 88, 80, 72):
+            budget = top * share // 100
+            yield seed, graph, budget, best_in_any_order(graph, budget)

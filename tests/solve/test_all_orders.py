@@ -5,8 +5,8 @@ from math import inf
 
 import pytest
 
-from any_order_oracle import best_in_any_order, tiny_graph
-from graphs import chain, random_graph, with_takes
+from any_order_oracle import tiny_cases
+from graphs import chain, random_graph
 from lowtide.plans.graph import Graph, Op, Value
 from lowtide.plans.keep_all import keep_all
 from lowtide.plans.schedule import Run, Schedule
@@ -26,15 +26,10 @@ ROUNDING = 1 + 1e-9
 @pytest.mark.slow
 def test_it_is_the_optimum_over_all_orders():
     closer = nothing_fits = 0
-    for seed in range(60):
-        graph = with_takes(tiny_graph(seed), seed) if seed % 2 else tiny_graph(seed)
-        top = simulate(graph, keep_all(graph)).peak
-        for share in (95, 88, 80, 72):
-            budget = top * share // 100
-            best = best_in_any_order(graph, budget)
-            assert bound_by_orders(graph, budget) == pytest.approx(inf if best is None else best), seed
-            closer += best is not None and bound_by_moments(graph, budget) * ROUNDING < best
-            nothing_fits += best is None
+    for seed, graph, budget, best in tiny_cases(60):
+        assert bound_by_orders(graph, budget) == pytest.approx(inf if best is None else best), seed
+        closer += best is not None and bound_by_moments(graph, budget) * ROUNDING < best
+        nothing_fits += best is None
     assert closer > 5
     assert nothing_fits > 20
 
